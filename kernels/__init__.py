@@ -1,0 +1,1 @@
+"""Triton kernels, one module an operation. Nothing here queries a GPU when imported."""

@@ -1,0 +1,143 @@
+"""`SpatialCalibration`: the module that calibrates a transformer's semantic and attention maps in training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from . import reference
+from .backends import check_backend_name, resolve_backend
+from .errors import InputError
+
+# The paper and its published code differ; see docs/mathematics.md.
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {"num_blocks": 4, "iterations": 4, "detach_init": False},
+    "official": {"num_blocks": 4, "iterations": (16, 4, 4, 4), "detach_init": True},
+}
+
+
+class CalibrationOutput(NamedTuple):
+    logits: Tensor  # (B, C), mean over the tokens of S * gain
+    attention: Tensor  # (B, H, W), F after the last block
+    gain: Tensor  # (B, H, W), product over the blocks of 1 + f
+
+
+class CalibrationTrace(NamedTuple):
+    """What every block made of the maps; index 0 is the first block's output."""
+
+    semantic: list[Tensor]  # S^l, each (B, C, H, W)
+    attention: list[Tensor]  # F^l, each (B, H, W)
+    filtered: list[Tensor]  # f_l, each (B, H, W)
+
+
+def expand_iterations(iterations: int | Sequence[int], num_blocks: int) -> tuple[int, ...]:
+    """One Newton-Schulz iteration count per block, from one for all or one for each."""
+    counts = (iterations,) * num_blocks if isinstance(iterations, int) else tuple(iterations)
+    if len(counts) != num_blocks:
+        raise InputError(
+            f"iterations must be an int or one per block: got {len(counts)} for num_blocks={num_blocks}"
+        )
+    if any(not isinstance(count, int) or count < 0 for count in counts):
+        raise InputError(f"iterations must be non-negative integers, got {iterations!r}")
+    return counts
+
+
+def check_maps(S: Tensor, F: Tensor) -> None:
+    """Raise an InputError that names what is wrong with the pair of maps."""
+    if S.ndim != 4:
+        raise InputError(f"S must have shape (B, C, H, W), got {tuple(S.shape)}")
+    if F.ndim != 3:
+        raise InputError(f"F must have shape (B, H, W), got {tuple(F.shape)}")
+    if S.shape[0] != F.shape[0] or S.shape[2:] != F.shape[1:]:
+        expected = (S.shape[0], *S.shape[2:])
+        raise InputError(f"F must have shape {expected} to go with S {tuple(S.shape)}, got {tuple(F.shape)}")
+    if S.numel() == 0:
+        raise InputError(f"S must not be empty, got shape {tuple(S.shape)}")
+    for name, value in (("S", S), ("F", F)):
+        if not value.is_floating_point():
+            raise InputError(f"{name} must have a floating-point dtype, got {value.dtype}")
+    if S.device != F.device:
+        raise InputError(f"S and F must be on one device, got {S.device} and {F.device}")
+
+
+class SpatialCalibration(nn.Module):
+    """A stack of activation diffusion blocks over a semantic map S and an attention map F.
+
+    Args:
+        num_blocks: how many blocks are stacked.
+        iterations: Newton-Schulz iterations p, one number for all blocks or one for each.
+        alpha: scale of the initial inverse X_0 = alpha L^T.
+        lam: initial value of every block's `lam`, the weight of semantic similarity.
+        beta: initial value of every block's `beta`, the soft threshold.
+        detach_init: treat X_0 as a constant in the backward pass, as the published code does.
+        method: `stencil` (matrix-free), `dense` (batched matrices) or `auto` (by cost, for each block).
+        backend: `reference`, `torch`, `triton` or `auto`; see `scm_fast.backends`.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int = 4,
+        iterations: int | Sequence[int] = 4,
+        alpha: float = 0.002,
+        lam: float = 1.0,
+        beta: float = 0.5,
+        detach_init: bool = False,
+        method: str = "auto",
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        if not isinstance(num_blocks, int) or num_blocks < 1:
+            raise InputError(f"num_blocks must be a positive integer, got {num_blocks!r}")
+        if not (alpha > 0 and math.isfinite(alpha)):
+            raise InputError(f"alpha must be positive and finite, got {alpha!r}")
+        self.iterations = expand_iterations(iterations, num_blocks)
+        self.alpha = float(alpha)
+        self.detach_init = detach_init
+        self.method = method
+        self.backend = check_backend_name(backend)
+        self.lam = nn.Parameter(torch.full((num_blocks,), float(lam)))
+        self.beta = nn.Parameter(torch.full((num_blocks,), float(beta)))
+
+    @classmethod
+    def from_preset(cls, name: str, **overrides: Any) -> SpatialCalibration:
+        """`paper` or `official`, with any keyword of the constructor to override it."""
+        if name not in PRESETS:
+            raise InputError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
+        return cls(**{**PRESETS[name], **overrides})
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.iterations)
+
+    def extra_repr(self) -> str:
+        return (
+            f"num_blocks={self.num_blocks}, iterations={self.iterations}, alpha={self.alpha}, "
+            f"detach_init={self.detach_init}, method={self.method!r}, backend={self.backend!r}"
+        )
+
+    def forward(self, S: Tensor, F: Tensor) -> CalibrationOutput:
+        """S (B, C, H, W) and raw attention F (B, H, W), in any floating dtype, to the calibrated maps."""
+        logits, attention, gain, _ = self._run(S, F)
+        return CalibrationOutput(logits, attention, gain)
+
+    @torch.no_grad()
+    def trace(self, S: Tensor, F: Tensor) -> CalibrationTrace:
+        """Every block's maps, for pictures and ablations; nothing is recorded for a backward pass."""
+        _, last, _, filtered = self._run(S, F)
+        gain = (1 + filtered).cumprod(1)
+        first = last - filtered.sum(1)
+        attention = first.unsqueeze(1) + filtered.cumsum(1)
+        return CalibrationTrace(
+            [S * g.unsqueeze(1) for g in gain.unbind(1)], list(attention.unbind(1)), list(filtered.unbind(1))
+        )
+
+    def _run(self, S: Tensor, F: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        check_maps(S, F)
+        resolve_backend(self.backend, S.device)
+        return reference.spatial_calibration(
+            S, F, self.lam, self.beta, self.iterations, self.alpha, self.detach_init
+        )

@@ -1,0 +1,9 @@
+"""The one exception that commands show without a traceback."""
+
+
+class InputError(ValueError):
+    """Something the caller gave is wrong: the message names it and says what was expected.
+
+    Library code raises it for bad arguments, files and shapes; the command line prints its message
+    alone and exits with status 2.
+    """

@@ -1,0 +1,1 @@
+"""Operations, each with its dispatch and its hand-written backward."""

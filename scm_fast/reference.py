@@ -1,0 +1,128 @@
+"""The Spatial Calibration Module as the paper writes it: dense, literal, differentiated by autograd.
+
+Every other implementation is tested against this file. It is slow on purpose: each function is an equation,
+each matrix is formed, and nothing of the algebra that makes the module cheap is used.
+
+Shapes: batch B, grid H x W, N = H * W tokens, C classes. Matrices are (B, N, N), fields (B, N).
+Fields are computed in float32 (float64 where an input is), whatever the input's dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def divide_or_zero(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """numerator / denominator, and 0 with zero gradient where the denominator is 0. NaN stays NaN."""
+    zero = denominator == 0
+    return torch.where(zero, 0.0, numerator / torch.where(zero, 1.0, denominator))
+
+
+def min_max(x: Tensor) -> Tensor:
+    """(x - min) / (max - min) over the last dimension; a constant row becomes zeros."""
+    low, high = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
+    return divide_or_zero(x - low, high - low)
+
+
+def similarity(S: Tensor) -> Tensor:
+    """E_ij = <v_i, v_j> / (|v_i| |v_j|), v_i = S[:, :, i]: (B, C, N) -> (B, N, N).
+
+    A zero vector is similar to nothing but itself.
+    """
+    square = S.square().sum(1, keepdim=True)
+    zero = square == 0
+    unit = S / torch.where(zero, 1.0, square).sqrt()  # [B, C, N]
+    E = unit.transpose(1, 2) @ unit
+    return torch.where(torch.eye(E.shape[-1], dtype=torch.bool, device=E.device), 1.0, E)
+
+
+def edge_similarity(S: Tensor) -> Tensor:
+    """The entries of E between a token and its right (0) and lower (1) neighbour: (B, C, H, W) -> (B, 2, H, W).
+
+    Zero where there is no such neighbour.
+    """
+    B, _, H, W = S.shape
+    grid = similarity(S.flatten(2)).view(B, H, W, H, W)
+    rows = torch.arange(H, device=S.device)[:, None]
+    columns = torch.arange(W, device=S.device)
+    edges = grid.new_zeros(B, 2, H, W)
+    edges[:, 0, :, :-1] = grid[:, rows, columns[:-1], rows, columns[1:]]
+    edges[:, 1, :-1, :] = grid[:, rows[:-1], columns, rows[1:], columns]
+    return edges
+
+
+def grid_laplacian(height: int, width: int, like: Tensor) -> Tensor:
+    """D - A of the 4-neighbour grid graph, (N, N), in the dtype and on the device of `like`."""
+    index = torch.arange(height * width, device=like.device)
+    row, column = index // width, index % width
+    distance = (row[:, None] - row).abs() + (column[:, None] - column).abs()
+    A = (distance == 1).to(like.dtype)
+    return torch.diag(A.sum(-1)) - A
+
+
+def laplacian(E: Tensor, lam: Tensor, grid: tuple[int, int]) -> Tensor:
+    """L = (D - A) o (lam E - 1), (B, N, N) -> (B, N, N)."""
+    return grid_laplacian(*grid, like=E) * (lam * E - 1)
+
+
+def newton_schulz(L: Tensor, iterations: int, alpha: float, detach_init: bool = False) -> Tensor:
+    """X_0 = alpha L^T, X_{k+1} = X_k (2I - L X_k): the approximate inverse X_p of L, (B, N, N)."""
+    I = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)
+    X = alpha * (L.detach() if detach_init else L).mT
+    for _ in range(iterations):
+        X = X @ (2 * I - L @ X)
+    return X
+
+
+def soft_threshold(diffused: Tensor, F: Tensor, beta: Tensor) -> Tensor:
+    """f = minmax(tanhshrink(X_p F / (beta max F))), (B, N)."""
+    threshold = beta * F.amax(-1, keepdim=True)
+    z = divide_or_zero(diffused, threshold)
+    return min_max(z - torch.tanh(z))
+
+
+def diffusion_block(
+    S: Tensor,
+    F: Tensor,
+    lam: Tensor,
+    beta: Tensor,
+    grid: tuple[int, int],
+    iterations: int,
+    alpha: float,
+    detach_init: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One activation diffusion block: S (B, C, N), F (B, N) -> S * (1 + f), F + f and f."""
+    L = laplacian(similarity(S), lam, grid)
+    X = newton_schulz(L, iterations, alpha, detach_init)
+    diffused = (X @ F.unsqueeze(-1)).squeeze(-1)
+    f = soft_threshold(diffused, F, beta)
+    return S * (1 + f).unsqueeze(1), F + f, f
+
+
+def spatial_calibration(
+    S: Tensor,
+    F: Tensor,
+    lam: Tensor,
+    beta: Tensor,
+    iterations: Sequence[int],
+    alpha: float,
+    detach_init: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The whole module: S (B, C, H, W), raw F (B, H, W), lam and beta (blocks,).
+
+    Returns logits (B, C), attention (B, H, W), gain (B, H, W) and every block's f (B, blocks, H, W).
+    """
+    B, _, H, W = S.shape
+    dtype = torch.promote_types(torch.promote_types(S.dtype, F.dtype), torch.float32)
+    with torch.autocast(S.device.type, enabled=False):
+        S, F = S.flatten(2).to(dtype), min_max(F.flatten(1).to(dtype))
+        lam, beta = lam.to(dtype), beta.to(dtype)
+        gain, filtered = torch.ones_like(F), []
+        for block, count in enumerate(iterations):
+            S, F, f = diffusion_block(S, F, lam[block], beta[block], (H, W), count, alpha, detach_init)
+            gain = gain * (1 + f)
+            filtered.append(f)
+        return S.mean(-1), F.view(B, H, W), gain.view(B, H, W), torch.stack(filtered, 1).view(B, -1, H, W)
