@@ -1,4 +1,4 @@
-"""`SpatialCalibration`: the module that calibrates a transformer's semantic and attention maps in training."""
+"""`SpatialCalibration`: calibrates a transformer's semantic and attention maps during training."""
 
 from __future__ import annotations
 

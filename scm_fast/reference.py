@@ -40,7 +40,7 @@ def similarity(S: Tensor) -> Tensor:
 
 
 def edge_similarity(S: Tensor) -> Tensor:
-    """The entries of E between a token and its right (0) and lower (1) neighbour: (B, C, H, W) -> (B, 2, H, W).
+    """E between a token and its right (0) and lower (1) neighbour: (B, C, H, W) -> (B, 2, H, W).
 
     Zero where there is no such neighbour.
     """
