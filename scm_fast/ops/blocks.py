@@ -10,14 +10,13 @@ from torch import Tensor
 
 from .dense import DenseDiffusion
 from .fields import min_max, min_max_backward, soft_threshold, soft_threshold_backward
-from .stencil import GridMasks, ScaledLaplacian, StencilDiffusion
+from .stencil import GridMasks, Iterates, ScaledLaplacian, StencilDiffusion
 
 
 class BlockStack:
     """A stack of blocks for some images: `forward(F)` and `backward(...)`, both from scratch.
 
-    edges is (2, N, B), lam and beta (L,). Blocks of one method in a row make a run: where the triton backend
-    has a kernel for the whole run it takes it, otherwise the run goes block by block.
+    edges is (2, N, B), lam and beta (L,), `dense` says which blocks run on matrices.
     """
 
     def __init__(
@@ -56,10 +55,11 @@ class BlockStack:
         dgain_gain = dgain * (1 + f).prod(0)
         dedges = torch.zeros_like(self.edges)
         dlam, dbeta = torch.zeros_like(self.lam), torch.zeros_like(self.beta)
+        iterates = self._stencil_iterates(first)
         for block in reversed(range(len(self.iterations))):
             F = entering[block]
             diffusion = self._diffusion(block)
-            diffused = diffusion.forward_keeping(F)
+            diffused = diffusion.forward_keeping(F, iterates)
             # gain = prod (1 + f_l), so df_l takes dgain * gain / (1 + f_l).
             df = dF + dgain_gain / (1 + f[block])
             ddiffused, dF_peak, dbeta[block] = soft_threshold_backward(
@@ -69,6 +69,11 @@ class BlockStack:
             dF = dF + dF_peak + dF_diffused
             dedges += dedges_block
         return min_max_backward(dF, raw, first), dedges, dlam, dbeta
+
+    def _stencil_iterates(self, like: Tensor) -> Iterates | None:
+        """Room for the longest stencil recurrence; the blocks take turns in it."""
+        counts = [count for count, dense in zip(self.iterations, self.dense, strict=True) if not dense]
+        return Iterates(2 ** max(counts), like, self.grid[1]) if counts else None
 
     def _diffusion(self, block: int) -> StencilDiffusion | DenseDiffusion:
         count, lam = self.iterations[block], self.lam[block]

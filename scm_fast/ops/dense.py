@@ -29,7 +29,8 @@ class DenseDiffusion:
         L = laplacian_op(self.edges, self.lam, self.backend)
         return newton_schulz_apply_op(L, F.mT.contiguous(), *self.arguments, False, self.backend)[0].mT
 
-    def forward_keeping(self, F: Tensor) -> Tensor:
+    def forward_keeping(self, F: Tensor, _: object) -> Tensor:
+        """X_p F, keeping the iterates for `backward` in memory of its own."""
         self.F = F.mT.contiguous()
         self.L = laplacian_op(self.edges, self.lam, self.backend)
         out, self.iterates = newton_schulz_apply_op(self.L, self.F, *self.arguments, True, self.backend)

@@ -113,13 +113,15 @@ def _backward(
     weight: Tensor | None,
     dpooled: Tensor | None,
 ) -> Tensor:
-    B, _, H, W = S.shape
+    H, W = S.shape[2:]
     right, down, own = (c.unsqueeze(1) for c in _neighbour_weights(dedges, edges, inverse_norm))  # [B, 1, N]
     right, down = right[..., :-1], down[..., :-W]
     dS = torch.empty_like(S)
+    in_place = S.dtype == edges.dtype and _grid_is_flat(S)
     for images in image_chunks(S):
         v = S[images].flatten(2).to(edges.dtype)  # [b, C, N]
-        dv = v * own[images]
+        dv = dS[images].flatten(2) if in_place else torch.empty_like(v)
+        torch.mul(v, own[images], out=dv)
         if weight is not None and dpooled is not None:
             dv.addcmul_(
                 dpooled[images].unsqueeze(-1), weight[images].flatten(1).unsqueeze(1), value=1 / (H * W)
@@ -128,13 +130,19 @@ def _backward(
         dv[..., 1:].addcmul_(right[images], v[..., :-1])
         dv[..., :-W].addcmul_(down[images], v[..., W:])
         dv[..., W:].addcmul_(down[images], v[..., :-W])
-        dS[images] = dv.view(-1, *S.shape[1:])
+        if not in_place:
+            dS[images] = dv.unflatten(2, (H, W))
     return dS
+
+
+def _grid_is_flat(S: Tensor) -> bool:
+    """Whether H and W of S, and of a tensor laid out like it, merge into one dimension without a copy."""
+    return S.is_contiguous() or S.is_contiguous(memory_format=torch.channels_last)
 
 
 def _neighbour_weights(dedges: Tensor, edges: Tensor, inverse_norm: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """What dv_i takes of its right and lower neighbour and of v_i itself, each (B, N)."""
-    B, _, H, W = edges.shape
+    W = edges.shape[-1]
     dedges = dedges.clone()
     dedges[:, 0, :, -1] = 0
     dedges[:, 1, -1, :] = 0

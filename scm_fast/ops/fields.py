@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Levels of the continued fraction of tanh below: |z| <= 1 is exact to the last digits of float64.
-_FRACTION_LEVELS = range(19, 1, -2)
+# Levels of the continued fraction of tanh below that make |z| <= 1 exact to the last digits.
+_FRACTION_LEVELS = {torch.float32: range(11, 1, -2), torch.float64: range(19, 1, -2)}
 
 
 def field_dtype(S: Tensor) -> torch.dtype:
@@ -33,7 +33,7 @@ def tanhshrink(z: Tensor) -> tuple[Tensor, Tensor]:
     small = z.abs() <= 1
     square = torch.where(small, z * z, 0.0)
     fraction = torch.zeros_like(square)
-    for level in _FRACTION_LEVELS:
+    for level in _FRACTION_LEVELS[z.dtype]:
         fraction = square / (level + fraction)
     tanh = torch.where(small, z / (1 + fraction), torch.tanh(z))
     return torch.where(small, tanh * fraction, z - tanh), tanh * tanh
