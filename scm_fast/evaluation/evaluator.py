@@ -127,12 +127,12 @@ class Evaluator:
     ) -> _ImageBoxes:
         """Boxes at all levels of one image's two maps (2, h, w); runs on the pool."""
         scores = resize_map(maps[0], self.size, self.interpolation)
-        true_class = boxes_at_levels(scores, self.levels)
+        true_class = boxes_at_levels(scores, self.levels, truth, DELTAS[0])
         if same_class:
             top_class = true_class.largest
         else:
             top_scores = resize_map(maps[1], self.size, self.interpolation)
-            top_class = boxes_at_levels(top_scores, self.levels, every_contour=False).largest
+            top_class = boxes_at_levels(top_scores, self.levels, truth[:0], DELTAS[0]).largest
         hits = np.zeros((len(DELTAS), len(self.levels)), dtype=bool)
         if len(truth):
             best = box_iou(true_class.every, truth).max(axis=1)
