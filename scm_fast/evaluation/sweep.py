@@ -18,6 +18,7 @@ at all of them only if the foreground has several parts.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -68,8 +69,8 @@ def boxes_at_levels(
         return contours
 
     foregrounds = int(np.searchsorted(levels, image.max()))  # rows from there on have no foreground
-    begins = np.flatnonzero(np.diff(regimes[:foregrounds], prepend=-1)).tolist()
-    for begin, end in zip(begins, [*begins[1:], foregrounds], strict=True):
+    bounds = [*np.flatnonzero(np.diff(regimes[:foregrounds], prepend=-1)).tolist(), foregrounds]
+    for begin, end in itertools.pairwise(bounds):
         contours = trace(begin)
         components = (len(contours) + euler[levels[begin]]) // 2
         if components > 1:
@@ -88,7 +89,7 @@ def boxes_at_levels(
 
 
 def _coverage(boxes: NDArray, truth: NDArray) -> float:
-    """The largest share of a ground-truth box in a box: no IoU of that box, or of one within it, is higher."""
+    """The largest share of a ground-truth box in a box: no IoU of it, or of a box within it, is higher."""
     return float((box_intersection(boxes, truth) / box_area(truth)).max())
 
 
