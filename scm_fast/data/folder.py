@@ -1,6 +1,6 @@
 """One's own images: a folder a class, with boxes in a COCO json or none at all.
 
-    <class>/*.jpg                       or            train/<class>/*.jpg, val/<class>/*.jpg, test/<class>/*.jpg
+    <class>/*.jpg     or     train/<class>/*.jpg, val/<class>/*.jpg, test/<class>/*.jpg
 
 Labels count the sorted class names. Splits, as far as the folders go:
 - train, val and test folders: as they are;
@@ -57,9 +57,7 @@ def read_split(root: Path, name: str, boxes: Path | None = None) -> Split:
         folder = None
     else:
         own_folders = len(present) == 3
-        folder = (
-            name if own_folders else next(f for f in reversed(present) if (f == "train") == (name != "test"))
-        )
+        folder = name if own_folders else (present[-1] if name == "test" else "train")
         class_names = class_folders(root / "train")
         _, records = _read_classes(root, root / folder, class_names, problems)
         if not own_folders and name != "test":
@@ -195,7 +193,7 @@ class _Elsewhere:
 
 
 def _index_by_name(records: list[Record], folder: str | None) -> dict[str, Record]:
-    """Every name by which a json may call a record: path below root, below the split folder, or bare if unique."""
+    """Every name by which a json may call a record: its path, also below the split folder; bare if unique."""
     names: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         names[record.id.rsplit("/", 1)[-1]].append(record)

@@ -28,8 +28,8 @@ def detect_layout(root: str | os.PathLike[str]) -> tuple[str, Path]:
         if found is not None:
             return name, found
     raise InputError(
-        f"{root}: no known layout here. Expected one of: the CUB tarball (images.txt, image_class_labels.txt), "
-        "wsolevaluation metadata (<split>/image_ids.txt), ILSVRC (train/<wnid>/), or a folder of images a class"
+        f"{root}: no known layout here. Expected the CUB tarball (images.txt, image_class_labels.txt), "
+        "wsolevaluation metadata (<split>/image_ids.txt), ILSVRC (train/<wnid>/) or a folder of images a class"
     )
 
 

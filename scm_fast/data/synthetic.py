@@ -44,7 +44,7 @@ _SINES = _COSINES[12:] + _COSINES[:12]
 
 
 def read_split(name: str, count: int | None = None, seed: int = SEED) -> tuple[Split, np.ndarray]:
-    """(split, images (count, SIZE, SIZE, 3) uint8). Labels go round the classes; other counts take the first images."""
+    """(split, images (count, SIZE, SIZE, 3) uint8). Labels go round the classes; a count takes the first ones."""
     if name not in SPLITS:
         raise InputError(f"synthetic: there is no split {name!r}, only {', '.join(SPLITS)}")
     count = COUNTS[name] if count is None else count
@@ -163,7 +163,7 @@ def _clouds(random: RandomStream, cells: int) -> np.ndarray:
 
 
 def _draw_body(random: RandomStream, image: np.ndarray, occupied: np.ndarray, grey: int) -> tuple[int, int]:
-    """Draws a creature: a long ellipse with a lobe towards either end. Gives (x, y) of its badge, near one end."""
+    """Draws a creature: an ellipse with a lobe at either end. Gives (x, y) of its badge, near one end."""
     direction = random.integer(0, 16)
     cos, sin = _COSINES[direction], _SINES[direction]
     length, breadth = random.integer(20, 43), random.integer(12, 25)  # semi-axes

@@ -171,7 +171,7 @@ def _box_fault(box: Sequence[float], size: tuple[int, int] | None) -> str | None
 def _column_confusion(
     columns: str, rows: list[tuple[tuple[float, ...], tuple[int, int] | None]]
 ) -> str | None:
-    """What to say when every row makes sense in the other column order (asked only if some row does not in this)."""
+    """What to say when every row makes sense in the other column order; None when not all do."""
     other: Callable[[Sequence[float]], tuple[float, ...]]
     if columns == "xyxy":
         other = lambda b: (b[0], b[1], b[0] + b[2], b[1] + b[3])  # noqa: E731
