@@ -5,10 +5,30 @@ loader = build_train_loader(dataset, published_recipe(training=True), global_bat
 for batch in loader: ...                                 # batch.images, batch.labels, batch.indices
 """
 
+from .cache import DecodedCache
 from .dataset import LocalizationDataset
 from .images import load_image
+from .loading import EvaluationLoader, TrainLoader, build_evaluation_loader, build_train_loader
 from .opening import open_dataset
 from .records import Box, Problem, Record
+from .samples import Batch
+from .transforms import Recipe, published_recipe
 from .validation import DataProblems
 
-__all__ = ["Box", "DataProblems", "LocalizationDataset", "Problem", "Record", "load_image", "open_dataset"]
+__all__ = [
+    "Batch",
+    "Box",
+    "DataProblems",
+    "DecodedCache",
+    "EvaluationLoader",
+    "LocalizationDataset",
+    "Problem",
+    "Recipe",
+    "Record",
+    "TrainLoader",
+    "build_evaluation_loader",
+    "build_train_loader",
+    "load_image",
+    "open_dataset",
+    "published_recipe",
+]

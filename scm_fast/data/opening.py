@@ -29,7 +29,7 @@ def detect_layout(root: str | os.PathLike[str]) -> tuple[str, Path]:
             return name, found
     raise InputError(
         f"{root}: no known layout here. Expected the CUB tarball (images.txt, image_class_labels.txt), "
-        "wsolevaluation metadata (<split>/image_ids.txt), ILSVRC (train/<wnid>/) or a folder of images a class"
+        "wsolevaluation metadata (<split>/image_ids.txt), ILSVRC (train/<wnid>/) or a folder a class"
     )
 
 

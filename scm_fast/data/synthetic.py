@@ -44,7 +44,7 @@ _SINES = _COSINES[12:] + _COSINES[:12]
 
 
 def read_split(name: str, count: int | None = None, seed: int = SEED) -> tuple[Split, np.ndarray]:
-    """(split, images (count, SIZE, SIZE, 3) uint8). Labels go round the classes; a count takes the first ones."""
+    """(split, images (count, SIZE, SIZE, 3) uint8). Labels go round the classes."""
     if name not in SPLITS:
         raise InputError(f"synthetic: there is no split {name!r}, only {', '.join(SPLITS)}")
     count = COUNTS[name] if count is None else count
