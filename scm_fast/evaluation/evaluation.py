@@ -126,7 +126,9 @@ class Evaluation:
         level = threshold_level(threshold)
         row = int(np.searchsorted(self._levels, level))
         if not 0 <= threshold < 1 or row == len(self._levels) or self._levels[row] != level:
-            raise InputError(f"threshold must be in [0, 1) and one of those that step gives, got {threshold}")
+            raise InputError(
+                f"threshold must be in [0, 1) and one that the evaluator was asked for, got {threshold}"
+            )
         return row
 
     def at(self, threshold: float) -> dict[str, float]:

@@ -40,6 +40,7 @@ class Evaluator:
 
     Args:
         step: distance of the thresholds that are tried, 0, step, 2 step, ... below 1.
+        fixed: further thresholds at which figures will be asked for.
         size: (width, height) at which boxes are compared.
         interpolation: how maps are resized to `size`: `cubic` (the reference evaluator) or `linear`.
         threads: threads that extract boxes, all cores by default; they work while the caller computes the
@@ -49,6 +50,7 @@ class Evaluator:
     def __init__(
         self,
         step: float = 0.001,
+        fixed: Sequence[float] = (),
         size: tuple[int, int] = EVALUATION_SIZE,
         interpolation: str = "cubic",
         threads: int | None = None,
@@ -56,7 +58,7 @@ class Evaluator:
         self.thresholds = thresholds(step)
         self.size = size
         self.interpolation = interpolation
-        self.levels = np.unique([threshold_level(t) for t in self.thresholds])
+        self.levels = np.unique([threshold_level(t) for t in (*self.thresholds, *fixed)])
         self._edges = pixel_edges(self.thresholds)
         self._dtype = np.uint8 if max(size) <= 256 else np.uint16
         self._pool = ThreadPoolExecutor(threads or available_cores())
