@@ -314,7 +314,7 @@ def evaluate_in_process(rank, world, folder, count, padded):
     mine = list(range(rank, count, world))
     if padded and len(mine) < -(-count // world):
         mine.append(rank)  # as DistributedSampler does: every process gets equally many, some images twice
-    evaluator = Evaluator(step=0.01, threads=1)
+    evaluator = Evaluator(step=0.01, workers=1)
     accumulate(evaluator, [images[i] for i in mine])
     evaluation = evaluator.compute()
     with open(f"{folder}/{rank}.json", "w") as file:
@@ -378,8 +378,8 @@ count, batch = 50_000, 500
 rng = np.random.default_rng(0)
 evaluator = Evaluator(step=0.001)
 # How boxes are found is tested elsewhere; here one image's boxes stand for all.
-reduced = evaluator._reduce(rng.random((2, 14, 14)), False, np.array([[10, 10, 200, 200]]), None)
-evaluator._reduce = lambda *image: reduced
+reduced = evaluator._pool.submit(rng.random((2, 14, 14)), False, np.array([[10, 10, 200, 200]]), None)
+evaluator._pool.submit = lambda *image: reduced
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for begin in range(0, count, batch):
     evaluator.accumulate(

@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
+from concurrent.futures import Future
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import InputError
-from .boxes import EVALUATION_SIZE, box_iou, resize_map, scale_to_evaluation, threshold_level, thresholds
+from .boxes import EVALUATION_SIZE, INTERPOLATIONS, scale_to_evaluation, threshold_level, thresholds
 from .evaluation import DELTAS, Evaluation
-from .pixels import pixel_counts, pixel_edges
+from .extraction import BoxExtractor, ExtractionPool, ImageBoxes
+from .pixels import pixel_edges
 from .records import Records, gather
-from .sweep import boxes_at_levels
 
 TOP = 5
-
-
-class _ImageBoxes(NamedTuple):
-    """What the maps of one image are reduced to."""
-
-    true_class: NDArray  # (L, 4)
-    top_class: NDArray  # (L, 4)
-    every_hit: NDArray[np.uint8]  # (deltas, ceil(L / 8))
-    pixel_count: NDArray[np.uint32] | None  # (2, bins)
-
-
-def available_cores() -> int:
-    """Cores this process may use, shared with the other processes that torchrun started on this machine."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 class Evaluator:
@@ -43,8 +26,8 @@ class Evaluator:
         fixed: further thresholds at which figures will be asked for.
         size: (width, height) at which boxes are compared.
         interpolation: how maps are resized to `size`: `cubic` (the reference evaluator) or `linear`.
-        threads: threads that extract boxes, all cores by default; they work while the caller computes the
-            next batch.
+        workers: processes that extract boxes, one a core by default; they work while the caller computes
+            the next batch.
     """
 
     def __init__(
@@ -53,17 +36,21 @@ class Evaluator:
         fixed: Sequence[float] = (),
         size: tuple[int, int] = EVALUATION_SIZE,
         interpolation: str = "cubic",
-        threads: int | None = None,
+        workers: int | None = None,
     ) -> None:
+        if interpolation not in INTERPOLATIONS:
+            raise InputError(
+                f"interpolation must be one of {', '.join(INTERPOLATIONS)}, got {interpolation!r}"
+            )
         self.thresholds = thresholds(step)
         self.size = size
-        self.interpolation = interpolation
         self.levels = np.unique([threshold_level(t) for t in (*self.thresholds, *fixed)])
         self._edges = pixel_edges(self.thresholds)
         self._dtype = np.uint8 if max(size) <= 256 else np.uint16
-        self._pool = ThreadPoolExecutor(threads or available_cores())
+        extractor = BoxExtractor(size, interpolation, self.levels, self._edges, self._dtype)
+        self._pool = ExtractionPool(extractor, workers)
         self._parts: list[Records] = []
-        self._pending: tuple[dict, list[Future[_ImageBoxes]]] | None = None
+        self._pending: tuple[dict, list[Future[ImageBoxes]]] | None = None
 
     def accumulate(
         self,
@@ -101,7 +88,7 @@ class Evaluator:
         top_class = _five_columns(np.asarray(top_class, dtype=np.int32), -1)
         same = label == top_class[:, 0]
         futures = [
-            self._pool.submit(self._reduce, maps[i], bool(same[i]), truth[i], masks[i] if masks else None)
+            self._pool.submit(maps[i], bool(same[i]), truth[i], masks[i] if masks else None)
             for i in range(count)
         ]
         self._collect()
@@ -119,33 +106,11 @@ class Evaluator:
         )
 
     def compute(self) -> Evaluation:
-        """Every metric over the images of all processes. Collective: call it on each of them."""
+        """Every metric over the images of all processes. Collective: call it once, on each of them."""
         self._collect()
+        self._pool.close()
         records = gather(Records.concatenate(self._parts or [self._empty()]))
         return Evaluation(records, self.thresholds, self.levels, self.size)
-
-    def _reduce(
-        self, maps: NDArray, same_class: bool, truth: NDArray, judged: NDArray[np.uint8] | None
-    ) -> _ImageBoxes:
-        """Boxes at all levels of one image's two maps (2, h, w); runs on the pool."""
-        scores = resize_map(maps[0], self.size, self.interpolation)
-        true_class = boxes_at_levels(scores, self.levels, truth, DELTAS[0])
-        if same_class:
-            top_class = true_class.largest
-        else:
-            top_scores = resize_map(maps[1], self.size, self.interpolation)
-            top_class = boxes_at_levels(top_scores, self.levels, truth[:0], DELTAS[0]).largest
-        hits = np.zeros((len(DELTAS), len(self.levels)), dtype=bool)
-        if len(truth):
-            best = box_iou(true_class.every, truth).max(axis=1)
-            best = np.maximum.reduceat(best, true_class.starts)
-            hits = best >= np.array(DELTAS)[:, None]
-        return _ImageBoxes(
-            true_class.largest.astype(self._dtype),
-            top_class.astype(self._dtype),
-            np.packbits(hits, axis=1),
-            None if judged is None else pixel_counts(scores, judged, self._edges),
-        )
 
     def _collect(self) -> None:
         """Wait for the boxes of the pending batch and file them."""

@@ -46,6 +46,7 @@ def boxes_at_levels(
     """Boxes of `scores > level` at each of the ascending `levels` (of 0 ... 254).
 
     `every` may lack boxes of holes whose IoU with each box of `truth` is below `min_iou`: no hit is lost.
+    Without `truth` it is of no use.
 
     Args:
         scores: (h, w) map in [0, 1], at the evaluation size.
@@ -58,14 +59,16 @@ def boxes_at_levels(
     crops, largest = _extents(image, levels)
     euler = _euler_numbers(image)
     regimes = _regimes(scores, image, euler)[levels]
-    every: list[list[tuple[int, int, int, int]]] = [[tuple(box)] for box in largest.tolist()]
+    # Rectangles (x, y, w, h) of each level; where nothing is traced, the one of the whole foreground.
+    every = [[(x0, y0, x1 - x0, y1 - y0)] for x0, y0, x1, y1 in crops]
 
     def trace(row: int) -> Sequence[NDArray]:
-        """Contours at a level; adds their boxes to `every`."""
+        """Contours at a level; notes their rectangles if they will be judged."""
         x0, y0, x1, y1 = crops[row]
         foreground = cv2.threshold(image[y0:y1, x0:x1], levels[row], 255, cv2.THRESH_BINARY)[1]
         contours = cv2.findContours(foreground, cv2.RETR_TREE, cv2.CHAIN_APPROX_SIMPLE, offset=(x0, y0))[0]
-        every[row] = [contour_box(contour, size) for contour in contours]
+        if len(truth):
+            every[row] = [cv2.boundingRect(contour) for contour in contours]
         return contours
 
     foregrounds = int(np.searchsorted(levels, image.max()))  # rows from there on have no foreground
@@ -80,12 +83,20 @@ def boxes_at_levels(
         elif len(contours) > 1 and len(truth) and end - begin > 1:
             trace(end - 1)
             holes = list(every[end - 1])
-            holes.remove(tuple(largest[end - 1].tolist()))  # the outer contour's
-            if _coverage(np.array(holes), truth) >= min_iou:
+            x0, y0, x1, y1 = crops[end - 1]
+            holes.remove((x0, y0, x1 - x0, y1 - y0))  # the outer contour's
+            if _coverage(_rectangle_boxes(holes, size), truth) >= min_iou:
                 for row in range(begin + 1, end - 1):
                     trace(row)
-    starts = np.cumsum([0, *(len(boxes) for boxes in every[:-1])])
-    return LevelBoxes(largest, np.array([box for boxes in every for box in boxes], dtype=np.int32), starts)
+    starts = np.cumsum([0, *(len(rectangles) for rectangles in every[:-1])])
+    return LevelBoxes(largest, _rectangle_boxes(list(itertools.chain(*every)), size), starts)
+
+
+def _rectangle_boxes(rectangles: Sequence[Sequence[int]], size: tuple[int, int]) -> NDArray[np.int32]:
+    """`contour_box` for many bounding rectangles, (n, 4)."""
+    boxes = np.array(rectangles, dtype=np.int32)
+    boxes[:, 2:] = np.minimum(boxes[:, :2] + boxes[:, 2:], np.array(size) - 1)
+    return boxes
 
 
 def _coverage(boxes: NDArray, truth: NDArray) -> float:
