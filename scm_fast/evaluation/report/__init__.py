@@ -12,7 +12,7 @@ from ..protocols import METRIC_NAMES, Result
 from ..runner import Predictor, Run
 from . import charts
 from .gallery import build_gallery
-from .published import ROWS
+from .published import ROWS, PublishedRow
 
 CURVES = {
     "gt_known": "GT-Known",
@@ -39,13 +39,23 @@ def write_report(path: Path, result: Result, run: Run, predictor: Predictor, abo
         run=run,
         images=len(run.evaluation),
         metric_names=METRIC_NAMES,
-        published=_published(about["data"], run),
+        published=[_this_model(about, result), *_published(about["data"], run)],
         charts=_charts(result, run),
         cases=cases,
         class_names=run.dataset.class_names,
         shown_classes=shown_classes,
     )
     path.write_text(html, encoding="utf-8")
+
+
+def _this_model(about: dict[str, Any], result: Result) -> PublishedRow:
+    """The result as a row of the table of published ones."""
+    names = ("top1_loc", "top5_loc", "gt_known", "max_box_acc", "max_box_acc_v2")
+    values = [result.metrics[name].value if name in result.metrics else None for name in names]
+    method = f"this model ({about['method']})"
+    return PublishedRow(
+        about["split"], method, about["backbone"], *values, f"{result.protocol}: threshold {result.rule}"
+    )
 
 
 def _published(data: str, run: Run) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
@@ -36,7 +37,7 @@ def histogram(values: Sequence[float], bins: int, x_label: str, mark: float | No
     for value in values:
         counts[min(int(value * bins), bins - 1)] += 1
     shares = [100 * count / max(1, len(values)) for count in counts]
-    top = max(10, max(shares) * 1.1)
+    top = 5 * math.ceil(max(shares) / 5 + 0.1)  # five whole numbers on the axis
     parts = [_axes(x_label, top)]
     for position, share in enumerate(shares):
         x0, x1 = _x(position / bins), _x((position + 1) / bins)
