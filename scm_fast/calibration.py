@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from . import reference
 from .backends import check_backend_name, resolve_backend
 from .errors import InputError
+from .ops.calibration import METHODS, dense_blocks
+from .ops.spatial_calibration import spatial_calibration_op
 
 # The paper and its published code differ; see docs/mathematics.md.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -94,6 +96,8 @@ class SpatialCalibration(nn.Module):
             raise InputError(f"num_blocks must be a positive integer, got {num_blocks!r}")
         if not (alpha > 0 and math.isfinite(alpha)):
             raise InputError(f"alpha must be positive and finite, got {alpha!r}")
+        if method not in (*METHODS, "auto"):
+            raise InputError(f"method must be one of {', '.join(METHODS)} or auto, got {method!r}")
         self.iterations = expand_iterations(iterations, num_blocks)
         self.alpha = float(alpha)
         self.detach_init = detach_init
@@ -136,8 +140,17 @@ class SpatialCalibration(nn.Module):
         )
 
     def _run(self, S: Tensor, F: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """logits (B, C), attention and gain (B, H, W), and every block's f (B, blocks, H, W)."""
         check_maps(S, F)
-        resolve_backend(self.backend, S.device)
-        return reference.spatial_calibration(
-            S, F, self.lam, self.beta, self.iterations, self.alpha, self.detach_init
-        )
+        if S.device != self.lam.device:
+            raise InputError(f"S is on {S.device}, the parameters lam and beta on {self.lam.device}")
+        backend = resolve_backend(self.backend, S.device)
+        parameters = (self.lam, self.beta)
+        if backend == "reference":
+            return reference.spatial_calibration(
+                S, F, *parameters, self.iterations, self.alpha, self.detach_init
+            )
+        dense = dense_blocks(self.method, self.iterations, S.shape[2] * S.shape[3])
+        return spatial_calibration_op(
+            S, F, *parameters, self.iterations, dense, self.alpha, self.detach_init, backend
+        )[:4]

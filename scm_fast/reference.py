@@ -4,7 +4,7 @@ Every other implementation is tested against this file. It is slow on purpose: e
 each matrix is formed, and nothing of the algebra that makes the module cheap is used.
 
 Shapes: batch B, grid H x W, N = H * W tokens, C classes. Matrices are (B, N, N), fields (B, N).
-Fields are computed in float32 (float64 where an input is), whatever the input's dtype.
+Everything is computed in float32 (float64 where S is), whatever the inputs' dtype.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ def min_max(x: Tensor) -> Tensor:
 def similarity(S: Tensor) -> Tensor:
     """E_ij = <v_i, v_j> / (|v_i| |v_j|), v_i = S[:, :, i]: (B, C, N) -> (B, N, N).
 
-    A zero vector is similar to nothing but itself.
+    A zero vector is similar to nothing but itself, and receives no gradient.
     """
     square = S.square().sum(1, keepdim=True)
     zero = square == 0
-    unit = S / torch.where(zero, 1.0, square).sqrt()  # [B, C, N]
+    norm = torch.where(zero, 1.0, square).sqrt()  # the root's slope at 0 is infinite
+    unit = torch.where(zero, 0.0, S / norm)  # [B, C, N]
     E = unit.transpose(1, 2) @ unit
     return torch.where(torch.eye(E.shape[-1], dtype=torch.bool, device=E.device), 1.0, E)
 
@@ -116,7 +117,7 @@ def spatial_calibration(
     Returns logits (B, C), attention (B, H, W), gain (B, H, W) and every block's f (B, blocks, H, W).
     """
     B, _, H, W = S.shape
-    dtype = torch.promote_types(torch.promote_types(S.dtype, F.dtype), torch.float32)
+    dtype = torch.promote_types(S.dtype, torch.float32)
     with torch.autocast(S.device.type, enabled=False):
         S, F = S.flatten(2).to(dtype), min_max(F.flatten(1).to(dtype))
         lam, beta = lam.to(dtype), beta.to(dtype)

@@ -18,7 +18,7 @@ from ..errors import InputError
 from .cache import DecodedCache
 from .dataset import LocalizationDataset
 from .records import Problem
-from .samples import Batch, Samples, collate, seed_worker
+from .samples import Batch, Samples, collate
 from .sampling import EvaluationBatches, TrainBatches
 from .transforms import Recipe
 
@@ -179,7 +179,6 @@ def _data_loader(
         batch_sampler=batches,  # type: ignore[arg-type]
         num_workers=workers,
         collate_fn=collate,
-        worker_init_fn=seed_worker,
         pin_memory=device.type == "cuda",
         persistent_workers=workers > 0,
         prefetch_factor=4 if workers else None,

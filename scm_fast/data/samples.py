@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -111,8 +110,3 @@ def collate(samples: list[tuple[Tensor | None, int, int, list[Problem]]]) -> Bat
         torch.tensor([index for _, _, index, _ in good], dtype=torch.int64),
         problems=[problem for sample in samples for problem in sample[3]],
     )
-
-
-def seed_worker(_: int) -> None:
-    """For transforms of users that draw from `random`; torch and numpy are seeded by DataLoader."""
-    random.seed(torch.initial_seed())

@@ -47,7 +47,7 @@ def read_split(root: Path, name: str, images: Path | None = None) -> Split:
         name in ("train", "val") and not (root / "val" / "image_ids.txt").is_file()
     )
     folder = root / ("train" if carved else name)
-    needs_boxes = name in ("val", "test")
+    needs_boxes = not carved and name != "train"
 
     ids = _read_ids(folder / "image_ids.txt", problems)
     labels = read_mapping(

@@ -1,0 +1,116 @@
+"""What SCM adds to a training step: DeiT-Small, 224 px, B = 16, fp32, against TS-CAM and a literal SCM.
+
+    pytest bench/bench_training_step.py --benchmark-only
+
+Steps of the methods alternate, and the ratio of their medians counts, so that a machine that is busy for a
+while slows all of them. A step is forward, cross-entropy and backward; the optimiser is the same for all. Peak
+memory is that of the tensors which the step itself allocates, gradients included, read from the profiler.
+"""
+
+import statistics
+import time
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from scm_fast import create_model
+from scm_fast.models import cls_attention
+
+BACKBONE, CLASSES, BATCH, SIZE = "deit_small_patch16_224", 200, 16, 224
+ROUNDS = 9
+MAX_TIME_RATIO, MAX_MEMORY_RATIO = 1.08, 1.05
+
+
+def _literal_attend(self, q, k, v, mask=None):
+    """Attention that forms and keeps its matrix, whose first row is the CLS row."""
+    matrix = (q @ k.mT * self.scale).softmax(-1)
+    cls_attention._thread.rows.append(matrix.mean(1)[:, 0])
+    return (matrix @ v).transpose(1, 2).flatten(2)
+
+
+def literal_scm() -> nn.Module:
+    """SCM as its equations read: stored attention matrices, and dense matrices in the calibration."""
+    model = create_model(BACKBONE, CLASSES, "scm", backend="reference")
+    unfused = type("LiteralAttention", (cls_attention.VitAttention,), {"attend": _literal_attend})
+    for block in model.backbone.blocks:
+        block.attn.__class__ = unfused
+    return model
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(BATCH, 3, SIZE, SIZE, generator=generator)
+    return images, torch.randint(CLASSES, (BATCH,), generator=generator)
+
+
+def step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> None:
+    F.cross_entropy(model(images), labels).backward()
+
+
+def peak_memory(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> int:
+    """Bytes of tensors alive at once, beyond those alive before the step."""
+    model.zero_grad(set_to_none=True)
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
+        step(model, images, labels)
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    alive = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        alive += event.nbytes()
+        peak = max(peak, alive)
+    return peak
+
+
+def compare(benchmark, models: dict[str, nn.Module], rounds: int) -> dict[str, dict[str, float]]:
+    """Median seconds and peak bytes of each model's step, from alternating rounds."""
+    images, labels = batch()
+    seconds = {name: [] for name in models}
+    peaks = {
+        name: peak_memory(model.train(), images, labels) for name, model in models.items()
+    }  # and warm up
+
+    def alternate() -> None:
+        for name, model in models.items():
+            model.zero_grad(set_to_none=True)
+            start = time.perf_counter()
+            step(model, images, labels)
+            seconds[name].append(time.perf_counter() - start)
+
+    benchmark.pedantic(alternate, rounds=rounds, iterations=1)
+    results = {
+        name: {"seconds": statistics.median(seconds[name]), "peak_bytes": peaks[name]} for name in models
+    }
+    benchmark.extra_info.update(results)
+    for name, result in results.items():
+        print(f"\n{name:>8}: {result['seconds']:.3f} s, peak {result['peak_bytes'] / 2**20:.0f} MiB", end="")
+    return results
+
+
+def ratios(results: dict[str, dict[str, float]], name: str, base: str) -> tuple[float, float]:
+    time_ratio, memory_ratio = (results[name][key] / results[base][key] for key in ("seconds", "peak_bytes"))
+    print(f"\n{name} / {base}: time {time_ratio:.3f}x, peak memory {memory_ratio:.3f}x")
+    return time_ratio, memory_ratio
+
+
+@pytest.mark.slow
+def test_scm_costs_little_more_than_tscam(benchmark):
+    models = {method: create_model(BACKBONE, CLASSES, method) for method in ("tscam", "scm")}
+    time_ratio, memory_ratio = ratios(compare(benchmark, models, ROUNDS), "scm", "tscam")
+    assert time_ratio <= MAX_TIME_RATIO
+    assert memory_ratio <= MAX_MEMORY_RATIO
+
+
+@pytest.mark.slow
+def test_scm_against_a_literal_implementation(benchmark):
+    models = {"scm": create_model(BACKBONE, CLASSES, "scm"), "literal": literal_scm()}
+    models["literal"].load_state_dict(models["scm"].state_dict())
+    images, _ = batch()
+    torch.testing.assert_close(  # what is timed must be right
+        models["literal"].train()(images[:2]), models["scm"].train()(images[:2]), rtol=1e-3, atol=1e-4
+    )
+    time_ratio, memory_ratio = ratios(compare(benchmark, models, 3), "literal", "scm")
+    assert time_ratio > 1
+    assert memory_ratio > 1

@@ -1,0 +1,193 @@
+"""The stack of activation diffusion blocks, collapsed to scalar fields.
+
+    F, edges (B, 2, H, W), lam (L,), beta (L,)  ->  attention, gain (B, H, W), f (B, L, H, W)
+
+    F_0 = minmax(F);   each block:   f_l = softthreshold(X_p F_l),   F_{l+1} = F_l + f_l,   gain *= 1 + f_l
+
+The similarities are those of the first block for all: S' = S * (1 + f) scales a token's vector, which a cosine
+does not see. Blocks run matrix-free (`stencil`) or on dense matrices (`dense`); consecutive stencil blocks are
+one run, and one kernel launch on the triton backend. Backward, last block first:
+
+    df = dF_{l+1} + dgain_{l+1} gain_l,   dgain_l = dgain_{l+1} (1 + f_l)
+
+and everything inside a block is computed again rather than kept: f is all that is saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from ._dispatch import custom_op, kernels
+from .blocks import BlockStack
+
+METHODS = ("stencil", "dense")
+# 2^p fields are walked back by the stencil: beyond this the matrices are smaller.
+MAX_STENCIL_ITERATIONS = 10
+# Cost of a stencil's operation against one inside a matrix product; see `choose_method`.
+_STENCIL_PENALTY = 32
+# Elements of a field (N, b) that the torch implementation takes at a time, to stay in the cache.
+_CHUNK = 1 << 16
+
+
+def choose_method(iterations: int, tokens: int) -> str:
+    """The cheaper way to compute X_p F for one image.
+
+    The stencil takes 2 * 2^p - 1 applications of 9 N operations, the matrices p - 1 products of 2 N^3. An
+    operation inside a product is about 32 times cheaper (registers instead of memory, measured on the CPU with
+    `bench/bench_calibration.py`). At 14 x 14 tokens the two meet near p = 10.
+    """
+    stencil = _STENCIL_PENALTY * 2 ** (iterations + 1) * 9 * tokens
+    dense = max(iterations - 1, 1) * 2 * tokens**3
+    return "stencil" if iterations <= MAX_STENCIL_ITERATIONS and stencil <= dense else "dense"
+
+
+def dense_blocks(method: str, iterations: Sequence[int], tokens: int) -> list[bool]:
+    """Whether each block runs on dense matrices, for `method` stencil, dense or auto."""
+    if method == "stencil" and max(iterations) > MAX_STENCIL_ITERATIONS:
+        raise InputError(
+            f"method='stencil' takes at most {MAX_STENCIL_ITERATIONS} iterations "
+            f"(it costs 2^p), got {max(iterations)}; use 'dense' or 'auto'"
+        )
+    return [(choose_method(p, tokens) if method == "auto" else method) == "dense" for p in iterations]
+
+
+@custom_op("calibration")
+def calibration_op(
+    F: Tensor,
+    edges: Tensor,
+    lam: Tensor,
+    beta: Tensor,
+    iterations: Sequence[int],
+    dense: Sequence[bool],
+    alpha: float,
+    detach_init: bool,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """attention and gain (B, H, W) and f (B, L, H, W), in the dtype of the edges."""
+    if backend == "triton" and not any(dense):
+        return kernels("calibration").forward(F, edges, lam, beta, iterations, alpha)
+    lam, beta = lam.to(edges.dtype), beta.to(edges.dtype)
+    f = edges.new_empty(F.shape[0], len(iterations), *F.shape[1:])
+    attention, gain = torch.empty_like(f[:, 0]), torch.empty_like(f[:, 0])
+    for images in _image_chunks(F):
+        stack = BlockStack(
+            tokens_first(edges[images]),
+            lam,
+            beta,
+            F.shape[1:],
+            iterations,
+            dense,
+            alpha,
+            detach_init,
+            backend,
+        )
+        results = stack.forward(tokens_first(F[images].to(edges.dtype)))
+        for out, result in zip((attention, gain, f), results, strict=True):
+            out[images] = images_first(result, F.shape[1:])
+    return attention, gain, f
+
+
+@custom_op("calibration_backward")
+def calibration_backward_op(
+    F: Tensor,
+    edges: Tensor,
+    lam: Tensor,
+    beta: Tensor,
+    f: Tensor,
+    dattention: Tensor | None,
+    dgain: Tensor | None,
+    iterations: Sequence[int],
+    dense: Sequence[bool],
+    alpha: float,
+    detach_init: bool,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dF (B, H, W), dedges (B, 2, H, W), dlam (L,) and dbeta (L,), each in its input's dtype."""
+    dattention = torch.zeros_like(f[:, 0]) if dattention is None else dattention
+    dgain = torch.zeros_like(f[:, 0]) if dgain is None else dgain
+    if backend == "triton" and not any(dense):
+        return kernels("calibration").backward(
+            F, edges, lam, beta, f, dattention, dgain, iterations, alpha, detach_init
+        )
+    wide_lam, wide_beta = lam.to(edges.dtype), beta.to(edges.dtype)
+    dF, dedges = torch.empty_like(F), torch.empty_like(edges)
+    dlam, dbeta = torch.zeros_like(wide_lam), torch.zeros_like(wide_beta)
+    for images in _image_chunks(F):
+        stack = BlockStack(
+            tokens_first(edges[images]),
+            wide_lam,
+            wide_beta,
+            F.shape[1:],
+            iterations,
+            dense,
+            alpha,
+            detach_init,
+            backend,
+        )
+        raw = tokens_first(F[images].to(edges.dtype))
+        given = (tokens_first(x[images]) for x in (f, dattention, dgain))
+        dF_part, dedges_part, dlam_part, dbeta_part = stack.backward(raw, *given)
+        dF[images] = images_first(dF_part, F.shape[1:])
+        dedges[images] = images_first(dedges_part, F.shape[1:])
+        dlam += dlam_part
+        dbeta += dbeta_part
+    return dF, dedges, dlam.to(lam.dtype), dbeta.to(beta.dtype)
+
+
+def tokens_first(x: Tensor) -> Tensor:
+    """(b, H, W) -> (N, b), and (b, K, H, W) -> (K, N, b)."""
+    return x.flatten(-2).movedim(0, -1).contiguous()
+
+
+def images_first(x: Tensor, grid: Sequence[int]) -> Tensor:
+    """The inverse of `tokens_first`, as a view."""
+    return x.movedim(-1, 0).unflatten(-1, tuple(grid))
+
+
+def _image_chunks(F: Tensor) -> list[slice]:
+    """Slices of the batch; all of it at once on a GPU, where launches cost more than the cache saves."""
+    step = max(1, _CHUNK // F[0].numel()) if F.device.type == "cpu" else F.shape[0]
+    return [slice(start, start + step) for start in range(0, F.shape[0], step)]
+
+
+@calibration_op.register_fake
+def _(F, edges, lam, beta, iterations, dense, alpha, detach_init, backend):
+    B, H, W = F.shape
+    return (
+        edges.new_empty(B, H, W),
+        edges.new_empty(B, H, W),
+        edges.new_empty(B, len(iterations), H, W),
+    )
+
+
+@calibration_backward_op.register_fake
+def _(F, edges, lam, beta, f, dattention, dgain, iterations, dense, alpha, detach_init, backend):
+    return tuple(torch.empty_like(x) for x in (F, edges, lam, beta))
+
+
+def _setup_context(ctx, inputs, output):
+    *tensors, ctx.iterations, ctx.dense, ctx.alpha, ctx.detach_init, ctx.backend = inputs
+    ctx.save_for_backward(*tensors, output[2])
+    ctx.mark_non_differentiable(output[2])
+    ctx.set_materialize_grads(False)
+
+
+def _autograd_backward(ctx, dattention, dgain, _):
+    gradients = calibration_backward_op(
+        *ctx.saved_tensors,
+        dattention,
+        dgain,
+        ctx.iterations,
+        ctx.dense,
+        ctx.alpha,
+        ctx.detach_init,
+        ctx.backend,
+    )
+    return *gradients, *(None,) * 5
+
+
+calibration_op.register_autograd(_autograd_backward, setup_context=_setup_context)
