@@ -140,7 +140,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(format="%(message)s")
+    first = os.environ.get("RANK", "0") == "0"  # the others would repeat what it says
+    logging.basicConfig(format="%(message)s", level=logging.WARNING if first else logging.ERROR)
     try:
         main()
     except (InputError, FileNotFoundError, PermissionError) as error:

@@ -369,6 +369,28 @@ def test_wrong_shapes_are_named():
         evaluator.accumulate([0], [0], [[0]], [[1.0]], np.zeros((1, 3, 7, 7)), [[]], [[10, 10]])
 
 
+AFTER_OPENCV_THREADS = """
+import cv2
+import numpy as np
+from scm_fast.evaluation import Evaluator
+
+cv2.setNumThreads(4)
+for _ in range(3):
+    cv2.GaussianBlur(np.zeros((2000, 2000), np.float32), (31, 31), 5)  # starts OpenCV's threads
+    evaluator = Evaluator(workers=3)
+    maps = np.random.default_rng(0).random((8, 2, 14, 14))
+    evaluator.accumulate(
+        range(8), [0] * 8, [[1]] * 8, [[1.0]] * 8, maps, [[[0, 0, 9, 9]]] * 8, [[20, 20]] * 8
+    )
+    assert len(evaluator.compute()) == 8
+    assert cv2.getNumThreads() == 4
+"""
+
+
+def test_workers_start_although_opencv_has_used_its_own_threads():
+    subprocess.run([sys.executable, "-c", AFTER_OPENCV_THREADS], check=True, timeout=120)
+
+
 ILSVRC_SIZED = """
 import resource
 import numpy as np

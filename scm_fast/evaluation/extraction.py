@@ -67,7 +67,6 @@ _extractor: BoxExtractor  # of a worker process
 def _start_worker(extractor: BoxExtractor) -> None:
     global _extractor
     _extractor = extractor
-    cv2.setNumThreads(1)  # the cores are shared out already, and OpenCV's own threads do not survive a fork
 
 
 def _work(*image: object) -> ImageBoxes:
@@ -87,6 +86,10 @@ class ExtractionPool:
     def __init__(self, extractor: BoxExtractor, workers: int | None = None) -> None:
         workers = workers or available_cores()
         self._pool: Executor
+        # OpenCV's own threads do not survive a fork: a worker that used or stopped them would wait for ever.
+        # So they are stopped here, before it, and the workers inherit a setting that needs none.
+        self._opencv_threads = cv2.getNumThreads()
+        cv2.setNumThreads(1)
         if workers > 1 and sys.platform == "linux":
             self._function = _work
             self._pool = ProcessPoolExecutor(
@@ -103,3 +106,4 @@ class ExtractionPool:
 
     def close(self) -> None:
         self._pool.shutdown()
+        cv2.setNumThreads(self._opencv_threads)
