@@ -3,8 +3,8 @@
     pytest bench/bench_evaluator.py
 
 Single-threaded. `single` is MaxBoxAcc's rule (the largest contour), `every` MaxBoxAccV2's (all contours). The
-maps are blobs with noise, as of a trained model, on a 14 x 14 grid. The figures are compared before anything is
-timed; `test_ratio` alternates the two and fails below a factor of 4.
+maps are blobs with noise, as of a trained model, on a 14 x 14 grid. The figures are compared before anything
+is timed; `test_ratio` alternates the two and fails below a factor of 4.
 """
 
 import statistics

@@ -82,7 +82,7 @@ class Evaluator:
             raise InputError(f"maps must have shape ({count}, 2, h, w), got {maps.shape}")
         sizes = np.asarray(image_size, dtype=np.int32).reshape(count, 2)
         truth = [
-            scale_to_evaluation(b, tuple(s), self.size) for b, s in zip(boxes, sizes.tolist(), strict=True)
+            scale_to_evaluation(b, (w, h), self.size) for b, (w, h) in zip(boxes, sizes.tolist(), strict=True)
         ]
         label = np.asarray(label, dtype=np.int32)
         top_class = _five_columns(np.asarray(top_class, dtype=np.int32), -1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+from collections.abc import Callable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -86,6 +87,7 @@ class ExtractionPool:
     def __init__(self, extractor: BoxExtractor, workers: int | None = None) -> None:
         workers = workers or available_cores()
         self._pool: Executor
+        self._function: Callable[..., ImageBoxes]
         # OpenCV's own threads do not survive a fork: a worker that used or stopped them would wait for ever.
         # So they are stopped here, before it, and the workers inherit a setting that needs none.
         self._opencv_threads = cv2.getNumThreads()

@@ -114,16 +114,16 @@ def predictions(evaluation: Evaluation, result: Result, dataset: LocalizationDat
     records = evaluation.records
     count = len(records)
     kinds: list[str | None] = [None] * count
-    boxes = [None] * count, [None] * count
-    ious: tuple[Any, Any] = ([np.nan] * count, [np.nan] * count)
+    boxes: list[list[Any]] = [[None] * count, [None] * count]
+    ious = [[np.nan] * count, [np.nan] * count]
     if result.threshold is not None:
         true_class, best_class = evaluation.boxes_at(result.threshold)
         sizes = records.image_size
-        boxes = tuple(
+        boxes = [
             [scale_to_image(b, s, evaluation.size).tolist() for b, s in zip(part, sizes, strict=True)]
             for part in (true_class, best_class)
-        )
-        ious = evaluation.iou(true_class).tolist(), evaluation.iou(best_class).tolist()
+        ]
+        ious = [evaluation.iou(part).tolist() for part in (true_class, best_class)]
         kinds = evaluation.error_kinds(result.threshold)
     for row in range(count):
         index = int(records.index[row])
@@ -168,7 +168,8 @@ def write_csv(path: Path, rows: list[Prediction], class_names: list[str]) -> Non
 
 def write_coco(path: Path, rows: list[Prediction], class_names: list[str]) -> None:
     """The best class's boxes as a COCO data set; each annotation also has a score."""
-    images, annotations = [], []
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
     for number, row in enumerate(rows, 1):
         images.append({"id": number, "file_name": row.image, "width": row.size[0], "height": row.size[1]})
         if row.box is not None:

@@ -88,7 +88,7 @@ def published(test: Evaluation) -> Result:
         return Result("published", "none: no boxes to choose it by", None, metrics)
     for name in ("top1_loc", "top5_loc", "gt_known", "gt_known_published"):
         metrics[name] = Metric(*test.best(name))
-    threshold = metrics["gt_known_published"].threshold
+    _, threshold = test.best("gt_known_published")
     return _with_boxes(
         test, "published", "each metric's own best on the test split itself", threshold, metrics
     )

@@ -56,7 +56,8 @@ def evaluation_recipe(model: LocalizationModel) -> Recipe:
     """Images squashed to the size that the model takes, normalised as its backbone was trained."""
     config = model.config
     height, width = config.image_size
-    return Recipe((height, width), None, tuple(config.mean), tuple(config.std))
+    mean, std = tuple(config.mean), tuple(config.std)
+    return Recipe((height, width), None, mean, std)  # type: ignore[arg-type]  # three channels each
 
 
 def check_classes(model: LocalizationModel, dataset: LocalizationDataset) -> None:

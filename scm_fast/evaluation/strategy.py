@@ -57,6 +57,8 @@ class Strategy:
             raise InputError("strategy needs semantic maps, and a model with method 'cls' has none")
         attentions, semantics = [localization.attention], [localization.semantic]
         if max(self.attention + self.semantic) > 0:
+            self.check(model)
+            assert model.calibration is not None
             trace = model.calibration.trace(localization.semantic, localization.attention)
             attentions += trace.attention
             semantics += trace.semantic

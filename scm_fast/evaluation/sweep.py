@@ -60,7 +60,7 @@ def boxes_at_levels(
     euler = _euler_numbers(image)
     regimes = _regimes(scores, image, euler)[levels]
     # Rectangles (x, y, w, h) of each level; where nothing is traced, the one of the whole foreground.
-    every = [[(x0, y0, x1 - x0, y1 - y0)] for x0, y0, x1, y1 in crops]
+    every: list[list[Sequence[int]]] = [[(x0, y0, x1 - x0, y1 - y0)] for x0, y0, x1, y1 in crops]
 
     def trace(row: int) -> Sequence[NDArray]:
         """Contours at a level; notes their rectangles if they will be judged."""
@@ -124,7 +124,7 @@ def _extent(profile: NDArray[np.uint8], levels: NDArray[np.integer]) -> tuple[ND
     return np.where(found, first, 0), np.where(found, last, 0)
 
 
-def _count_above(values: NDArray[np.uint8]) -> NDArray[np.int64]:
+def _count_above(values: NDArray) -> NDArray[np.int64]:
     """How many values exceed each level 0 ... 255, (256,)."""
     histogram = cv2.calcHist([values], [0], None, [256], [0, 256]).ravel().astype(np.int64)
     return values.size - histogram.cumsum()

@@ -51,10 +51,12 @@ def write_report(path: Path, result: Result, run: Run, predictor: Predictor, abo
 def _this_model(about: dict[str, Any], result: Result) -> PublishedRow:
     """The result as a row of the table of published ones."""
     names = ("top1_loc", "top5_loc", "gt_known", "max_box_acc", "max_box_acc_v2")
-    values = [result.metrics[name].value if name in result.metrics else None for name in names]
-    method = f"this model ({about['method']})"
     return PublishedRow(
-        about["split"], method, about["backbone"], *values, f"{result.protocol}: threshold {result.rule}"
+        data=about["split"],
+        method=f"this model ({about['method']})",
+        backbone=about["backbone"],
+        protocol=f"{result.protocol}: threshold {result.rule}",
+        **{name: result.metrics[name].value if name in result.metrics else None for name in names},
     )
 
 

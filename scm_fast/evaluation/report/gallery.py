@@ -33,8 +33,8 @@ class Case:
 
 def choose(rows: Sequence[Prediction], count: int = 12, per_kind: int = 6) -> dict[int, tuple[str, ...]]:
     """Positions in `rows` with their ranks: best, median and worst IoU, and some more of each error kind."""
-    judged = [position for position, row in enumerate(rows) if row.iou is not None]
-    order = sorted(judged, key=lambda position: -rows[position].iou)
+    judged = {position: row.iou for position, row in enumerate(rows) if row.iou is not None}
+    order = sorted(judged, key=lambda position: -judged[position])
     middle = max(0, (len(order) - count) // 2)
     chosen: dict[int, tuple[str, ...]] = {}
     for rank, part in (
@@ -86,7 +86,7 @@ def build_gallery(
 
 
 def draw_strip(
-    picture: NDArray[np.uint8],
+    picture: NDArray,
     maps: Sequence[NDArray | None],
     size: tuple[int, int],
     truth: Sequence[Sequence[float]],
@@ -107,7 +107,7 @@ def draw_strip(
     return "data:image/jpeg;base64," + base64.b64encode(encoded.tobytes()).decode()
 
 
-def overlay(panel: NDArray[np.uint8], values: NDArray) -> NDArray[np.uint8]:
+def overlay(panel: NDArray, values: NDArray) -> NDArray:
     """A map as heat over the picture."""
     resized = cv2.resize(values.astype(np.float64), (PANEL, PANEL), interpolation=INTERPOLATIONS["cubic"])
     heat = cv2.applyColorMap((normalize_map(resized) * 255).astype(np.uint8), cv2.COLORMAP_TURBO)
