@@ -90,6 +90,8 @@ def evaluate(args: argparse.Namespace, predictor: Predictor, split: str) -> Run:
         boxes=args.boxes,
         skip_bad_images=args.skip_bad_images,
     )
+    if args.protocol == "heldout" and not dataset.records.has_boxes:
+        raise InputError(f"{args.data}, split {split}: {protocols.HELDOUT_NEEDS_BOXES}")
     loader = build_evaluation_loader(
         dataset,
         evaluation_recipe(predictor.model),

@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from test_boxes import literal_uint8
 
 import scm_fast
+from scm_fast.evaluation import read_masks
 from scm_fast.evaluation.boxes import box_iou, scale_to_evaluation
+from scm_fast.evaluation.runner import evaluation_recipe
 
 ROOT = Path(__file__).parents[1]
 CLASSES = ("disc", "ring", "square")
@@ -219,7 +222,7 @@ def test_without_any_boxes_there_is_classification_and_boxes_at_a_fixed_threshol
 ):
     bare = make_data(tmp_path / "data", boxes=False)
     common = ("--checkpoint", checkpoint, "--data", bare, "--out", tmp_path / "out")
-    with pytest.raises(scm_fast.InputError, match="heldout needs a validation split with boxes"):
+    with pytest.raises(scm_fast.InputError, match="split val: protocol heldout needs boxes"):
         in_process(*common)
     shown = in_process(*common, "--protocol", "fixed", "--threshold", "0.123", "--step", "0.1", "--report")
     assert "17 images have no box and count for classification only" in shown
@@ -227,6 +230,56 @@ def test_without_any_boxes_there_is_classification_and_boxes_at_a_fixed_threshol
     assert set(metrics["metrics"]) == {"top1_cls", "top5_cls"}
     assert all(row["x1"] and not row["iou"] for row in rows)
     assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
+
+
+def test_masks_give_pxap(in_process, checkpoint, tmp_path):
+    """OpenImages' layout: PxAP equals the literal one over the model's own maps."""
+    rng = np.random.default_rng(0)
+    root = tmp_path / "data"
+    names = [f"{number:02d}" for number in range(5)]
+    tables = {"image_ids": [], "class_labels": [], "localization": [], "image_sizes": []}
+    (root / "test").mkdir(parents=True)
+    for number, name in enumerate(names):
+        pixels = rng.integers(0, 255, (80, 120, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(root / f"{name}.png")
+        for kind in ("mask", "ignore"):
+            mask = np.zeros((80, 120), np.uint8)
+            y, x = rng.integers(0, 40, 2)
+            mask[y : y + 40, x : x + 50] = 255
+            Image.fromarray(mask).save(root / f"{name}_{kind}.png")
+        tables["image_ids"].append(f"{name}.png")
+        tables["class_labels"].append(f"{name}.png,{number % 3}")
+        tables["localization"].append(f"{name}.png,{name}_mask.png,{name}_ignore.png")
+        tables["image_sizes"].append(f"{name}.png,120,80")
+    for table, lines in tables.items():
+        (root / "test" / f"{table}.txt").write_text("\n".join(lines) + "\n")
+    in_process(
+        *("--checkpoint", checkpoint, "--data", root, "--layout", "wsol", "--protocol", "maxbox"),
+        *("--step", "0.01", "--batch-size", "1", "--out", tmp_path / "out"),
+    )
+    value = read(tmp_path / "out")[0]["metrics"]["px_ap"]["value"]
+
+    model = scm_fast.load_model(checkpoint)
+    recipe = evaluation_recipe(model)
+    scores, truth = [], []
+    for number, name in enumerate(names):
+        batch = recipe.normalize(recipe.prepare(Image.open(root / f"{name}.png"))[None])
+        with torch.no_grad():
+            activation = model(batch).activation_map(torch.tensor([number % 3]))[0]
+        resized, _ = literal_uint8(activation.numpy())
+        judged = read_masks([str(root / f"{name}_mask.png")], str(root / f"{name}_ignore.png"))
+        scores.append(resized[judged != 255])
+        truth.append(judged[judged != 255])
+    scores, truth = np.concatenate(scores), np.concatenate(truth)
+    expected, recall = 0, 0
+    for threshold in [*np.arange(0, 1, 0.01), 1.0][::-1]:
+        above = scores >= threshold
+        if above.any():
+            found = truth[above].sum() / truth.sum()
+            expected += truth[above].mean() * (found - recall)
+            recall = found
+    assert recall == 1
+    assert value == pytest.approx(100 * expected)
 
 
 def test_protocols_and_strategies_change_the_result_and_say_so(in_process, alone, data, checkpoint, tmp_path):

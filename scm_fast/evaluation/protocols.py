@@ -21,6 +21,11 @@ from ..errors import InputError
 from .breakdown import breakdown
 from .evaluation import Evaluation, percent
 
+HELDOUT_NEEDS_BOXES = (
+    "protocol heldout needs boxes in the validation and the test split; without, protocol maxbox gives "
+    "classification and, with masks, PxAP, and protocol fixed writes boxes at a given threshold"
+)
+
 # Every metric, in the order of tables, with the name that people know it by.
 METRIC_NAMES = {
     "top1_cls": "Top-1 classification",
@@ -61,10 +66,8 @@ def fixed(test: Evaluation, threshold: float) -> Result:
 
 def heldout(test: Evaluation, validation: Evaluation) -> Result:
     """The threshold of the best GT-Known on the validation split, applied to the test split."""
-    if not validation.has_boxes.any():
-        raise InputError(
-            "protocol heldout needs a validation split with boxes; use --protocol fixed or maxbox"
-        )
+    if not (validation.has_boxes.any() and test.has_boxes.any()):
+        raise InputError(HELDOUT_NEEDS_BOXES)
     _, threshold = validation.best("gt_known")
     return _at_threshold(
         test, "heldout", threshold, f"{threshold:g}, the best GT-Known on {len(validation)} held-out images"
