@@ -102,9 +102,11 @@ class Evaluation:
         return {name: 100 * total / len(rows) for name, total in sums.items()}
 
     def best(self, curve: str) -> tuple[float, float]:
-        """(value, threshold) of a curve's maximum; the lowest threshold of equals."""
+        """(value, threshold) of a curve's maximum; of equal thresholds the middle one, which is likeliest to
+        serve other images as well."""
         values = self.curves[curve]
-        position = int(values.argmax())
+        equals = np.flatnonzero(values == values.max())
+        position = equals[len(equals) // 2]
         return float(values[position]), float(self.thresholds[position])
 
     @property
