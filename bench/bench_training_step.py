@@ -3,8 +3,8 @@
     pytest bench/bench_training_step.py --benchmark-only
 
 Steps of the methods alternate, and the ratio of their medians counts, so that a machine that is busy for a
-while slows all of them. A step is forward, cross-entropy and backward; the optimiser is the same for all. Peak
-memory is that of the tensors which the step itself allocates, gradients included, read from the profiler.
+while slows all of them. A step is forward, cross-entropy and backward; the optimiser is the same for all.
+Peak memory is that of the tensors which the step itself allocates, gradients included, by the profiler.
 """
 
 import statistics

@@ -30,7 +30,7 @@ from .models import LocalizationModel, load_model
 
 logger = logging.getLogger("scm_fast")
 
-# TS-CAM's for CUB. A threshold chosen on validation images is better; the checkpoint keeps it if there is one.
+# TS-CAM's for CUB. One chosen on validation images is better; the checkpoint keeps it if there is one.
 DEFAULT_THRESHOLD = 0.1
 
 ImageLike: TypeAlias = "str | os.PathLike[str] | Image.Image | NDArray[np.uint8]"
