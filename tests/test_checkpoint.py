@@ -143,7 +143,7 @@ class _Trap:
 
 def test_code_in_a_file_is_not_run(tmp_path, capsys):
     torch.save({"state_dict": _Trap()}, tmp_path / "trap.pth")
-    (tmp_path / "old.pth").write_bytes(pickle.dumps(_Trap()))
+    (tmp_path / "old.pth").write_bytes(pickle.dumps(_Trap(), protocol=2))
     for name in ("trap.pth", "old.pth"):
         with pytest.raises(InputError, match="cannot be read as weights"):
             load_model(tmp_path / name)

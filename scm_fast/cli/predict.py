@@ -45,10 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ..formats import FORMATS
-    from ..localizer import Failure, Localizer, find_images
+    from ..localizer import Failure, Localizer, image_files
     from ..overlay import save_overlay
 
-    files = list(find_images(args.images))
+    files = [file for path in args.images for file in image_files(path)]
     localizer = Localizer.from_checkpoint(
         args.checkpoint, args.device, args.batch_size, args.threshold, args.top_k
     )
