@@ -113,7 +113,7 @@ class _CoveredAttention(nn.Module):
         return self.proj_drop(self.proj(x))
 
     def open_gate(self, x: Tensor) -> Tensor | None:
-        gate = getattr(self, "gate", None)  # timm before 1.0.27 has none
+        gate = getattr(self, "gate", None)  # older timm has none
         return None if gate is None else gate(x).sigmoid()
 
     def split_heads(self, x: Tensor, heads: int) -> Tensor:
