@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from .localizer import Prediction
@@ -21,7 +22,7 @@ def write_json(folder: Path, predictions: Sequence[Named], class_names: Sequence
             "width": prediction.size[0],
             "height": prediction.size[1],
             "box": _rounded(prediction.box),
-            "classes": [c._asdict() for c in prediction.classes],
+            "classes": [asdict(c) for c in prediction.classes],
         }
         for _, prediction in predictions
     ]

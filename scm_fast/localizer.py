@@ -30,13 +30,14 @@ from .models import LocalizationModel, load_model
 
 logger = logging.getLogger("scm_fast")
 
-# TS-CAM's for CUB. A threshold chosen on validation images is better; the checkpoint keeps it if there is one.
+# TS-CAM's for CUB. One chosen on validation images is better; the checkpoint keeps it if there is one.
 DEFAULT_THRESHOLD = 0.1
 
 ImageLike: TypeAlias = "str | os.PathLike[str] | Image.Image | NDArray[np.uint8]"
 
 
-class ClassScore(NamedTuple):
+@dataclass(frozen=True)
+class ClassScore:
     index: int
     name: str
     score: float  # softmax probability
@@ -99,7 +100,7 @@ class Localizer:
         self.threshold = threshold
         self.top_k = min(top_k, config.num_classes)
         self.class_names = list(config.class_names or (str(index) for index in range(config.num_classes)))
-        self.recipe = Recipe(tuple(config.image_size), None, tuple(config.mean), tuple(config.std))
+        self.recipe = Recipe(config.image_size, None, config.mean, config.std)
 
     @classmethod
     def from_checkpoint(
@@ -143,24 +144,25 @@ class Localizer:
                 yield from self._localize(loaded)
 
     def _load(self, index: int, image: ImageLike) -> _Loaded | Failure:
-        named = isinstance(image, (str, os.PathLike))
-        name = os.fspath(image) if named else f"image {index}"
-        height, width = self.recipe.size
-        try:
-            if named:
-                size = image_size(image)
+        if isinstance(image, (str, os.PathLike)):
+            name = os.fspath(image)
+            height, width = self.recipe.size
+            try:
                 picture = load_image(image, target_size=(width, height))
-            else:
-                picture = to_rgb(image) if isinstance(image, Image.Image) else from_array(image)
-                size = picture.size
-            return _Loaded(name, size, self.recipe.prepare(picture))
+                return _Loaded(name, image_size(image), self.recipe.prepare(picture))
+            except InputError as error:
+                return Failure(name, str(error))
+        name = f"image {index}"
+        try:
+            picture = to_rgb(image) if isinstance(image, Image.Image) else from_array(image)
+            return _Loaded(name, picture.size, self.recipe.prepare(picture))
         except InputError as error:
-            return Failure(name, str(error) if named else f"{name}: {error}")
+            return Failure(name, f"{name}: {error}")
 
     @torch.inference_mode()
     def _localize(self, loaded: list[_Loaded | Failure]) -> Iterator[Prediction | Failure]:
         readable = [item for item in loaded if isinstance(item, _Loaded)]
-        predictions = iter(())
+        predictions: Iterator[Prediction] = iter(())
         if readable:
             pixels = torch.stack([item.pixels for item in readable]).to(self.device)
             localization = self.model(self.recipe.normalize(pixels))
@@ -188,19 +190,25 @@ class Localizer:
 
 
 def find_images(images: ImageLike | Iterable[ImageLike]) -> Iterator[ImageLike]:
-    """The images one by one, with every folder replaced by the image files below it, sorted."""
+    """The images one by one, with every folder replaced by the image files below it."""
     if isinstance(images, (str, os.PathLike, Image.Image, np.ndarray)):
         images = [images]
     for image in images:
-        if isinstance(image, (str, os.PathLike)) and Path(image).is_dir():
-            files = sorted(
-                p for p in Path(image).rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES and p.is_file()
-            )
-            if not files:
-                raise InputError(f"{os.fspath(image)}: no image files in this folder")
-            yield from files
+        if isinstance(image, (str, os.PathLike)):
+            yield from image_files(image)
         else:
             yield image
+
+
+def image_files(path: str | os.PathLike[str]) -> list[Path]:
+    """The image files below a folder, sorted; anything else is a file by itself, readable or not."""
+    path = Path(path)
+    if not path.is_dir():
+        return [path]
+    files = sorted(p for p in path.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES and p.is_file())
+    if not files:
+        raise InputError(f"{path}: no image files in this folder")
+    return files
 
 
 def from_array(array: NDArray) -> Image.Image:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from .data.images import load_image
 from .localizer import Prediction
 
 
@@ -22,6 +25,12 @@ def draw_overlay(image: Image.Image, prediction: Prediction, opacity: float = 0.
     best = prediction.classes[0]
     _write(picture, f"{best.name} {best.score:.2f}", (x0, y0), thickness)
     return picture
+
+
+def save_overlay(path: Path, prediction: Prediction) -> None:
+    """Read the image that `prediction` is about again, in full size, and write its overlay."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(draw_overlay(load_image(prediction.name), prediction)).save(path, quality=90)
 
 
 def _write(picture: NDArray[np.uint8], text: str, corner: tuple[int, int], thickness: int) -> None:

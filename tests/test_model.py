@@ -215,13 +215,19 @@ def test_exports_with_a_dynamic_batch(name):
             torch.testing.assert_close(ours, theirs)
 
 
-def test_training_step_compiles_without_a_graph_break():
+def test_training_and_inference_compile_without_a_graph_break():
     torch._dynamo.reset()
     model = create_model("deit_tiny_patch16_224", 7, image_size=64, backbone_options=SMALL).train()
     images = torch.randn(2, 3, 64, 64)
     expected = model(images)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(images), expected)
+    F.cross_entropy(compiled(images), torch.tensor([1, 2])).backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+    plain = model.for_inference()
+    got, expected = torch.compile(plain, backend="aot_eager", fullgraph=True)(images), plain(images)
+    assert isinstance(got, Localization)
+    torch.testing.assert_close(got, expected)
 
 
 def test_deep_copies_are_independent():

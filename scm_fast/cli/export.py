@@ -4,8 +4,8 @@
   scm-fast export --checkpoint runs/birds --out birds.onnx    ONNX: pip install 'scm-fast[onnx]'
 
 The calibration module serves training only and is not in the file. Input: `images`, float32 (B, 3, height,
-width) with any B, squashed to the network's size and normalised with the mean and std printed below. Outputs:
-`logits` (B, C), `attention` (B, h, w) and `semantic` (B, C, h, w); the map of class c is
+width) with any B, squashed to the network's size and normalised with the mean and std that are printed.
+Outputs by name: `logits` (B, C), `attention` (B, h, w) and `semantic` (B, C, h, w); the map of class c is
 attention * semantic[:, c]. The file is run once and compared with the model before the command ends.
 """
 

@@ -12,7 +12,7 @@ training, or a published SCM or TS-CAM .pth file. In the folder OUT you get
   yolo   labels/NAME.txt         class, centre and size as fractions; names in classes.txt
 
 and with --overlay a picture of every map and box in OUT/overlays. The box surrounds the part of the map that
-exceeds THRESHOLD of its range: lower it for larger boxes. `evaluate.py` finds a good one where boxes are known.
+exceeds THRESHOLD of its range: lower it for larger boxes. Where boxes are known, evaluate.py finds the best.
 
 An image that cannot be read is reported, and the others go on. Exit status: 0 all well, 1 some images could
 not be read, 2 wrong arguments.
@@ -45,9 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ..formats import FORMATS
-    from ..localizer import Failure, Localizer, find_images
+    from ..localizer import Failure, Localizer, image_files
+    from ..overlay import save_overlay
 
-    files = list(find_images(args.images))
+    files = [file for path in args.images for file in image_files(path)]
     localizer = Localizer.from_checkpoint(
         args.checkpoint, args.device, args.batch_size, args.threshold, args.top_k
     )
@@ -70,16 +71,6 @@ def run(args: argparse.Namespace) -> int:
     unread = f", {len(failures)} could not be read" if failures else ""
     print(f"{len(predictions)} images in {written}{unread}")
     return 1 if failures else 0
-
-
-def save_overlay(path: Path, prediction) -> None:  # noqa: ANN001
-    from PIL import Image
-
-    from ..data.images import load_image
-    from ..overlay import draw_overlay
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(draw_overlay(load_image(prediction.name), prediction)).save(path, quality=90)
 
 
 def output_names(files: list[Path], given: list[Path]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import timm
 import torch
@@ -21,6 +21,9 @@ from ..errors import InputError
 from .cls_attention import can_cover, cover_attention, record_cls_rows
 from .conformer import VARIANTS as CONFORMERS
 from .conformer import Conformer
+
+# VisionTransformer, Eva, Beit, PoolingVisionTransformer or Conformer, which share no base class of their own.
+Backbone: TypeAlias = Any
 
 FAMILIES = {
     "DeiT": "deit_small_patch16_224",
@@ -58,12 +61,12 @@ def _not_covered(name: str, why: str) -> InputError:
 def build_backbone(
     name: str,
     num_classes: int,
-    image_size: tuple[int, int] | None = None,
+    image_size: Sequence[int] | None = None,
     drop_path_rate: float = 0.0,
     options: dict[str, Any] | None = None,
     pretrained: bool = False,
     keep_classifier: bool = False,
-) -> nn.Module:
+) -> Backbone:
     """The network of that name, without its CLS classifier unless `keep_classifier`.
 
     `options` go to timm, e.g. `{"dynamic_img_size": True}`; `pretrained` asks timm's hub for weights.
@@ -100,7 +103,7 @@ def build_backbone(
         ) from error
 
 
-def detach_classifier(backbone: nn.Module) -> dict[str, Tensor]:
+def detach_classifier(backbone: Backbone) -> dict[str, Tensor]:
     """Take the classifier off a timm network; its weight and bias, those of the CLS token if it has two."""
     classifier = backbone.get_classifier()
     weights = (classifier[0] if isinstance(classifier, tuple) else classifier).state_dict()
@@ -108,7 +111,7 @@ def detach_classifier(backbone: nn.Module) -> dict[str, Tensor]:
     return weights
 
 
-def check_backbone(name: str, backbone: nn.Module) -> None:
+def check_backbone(name: str, backbone: Backbone) -> None:
     """Raise an InputError that says why a network has no CLS map that can be read."""
     if getattr(backbone, "cls_token", None) is None:
         raise _not_covered(name, "it has no CLS token, so there is no CLS attention to localise with")
@@ -123,13 +126,14 @@ def check_backbone(name: str, backbone: nn.Module) -> None:
         raise InputError(f"backbone {name!r}: patch_drop_rate removes tokens, and the maps need all of them")
 
 
-def transformer_blocks(backbone: nn.Module) -> list[nn.Module]:
+def transformer_blocks(backbone: Backbone) -> list[Any]:
     if isinstance(backbone, PoolingVisionTransformer):
-        return [block for stage in backbone.transformers for block in stage.blocks]
+        stages: Any = backbone.transformers
+        return [block for stage in stages for block in stage.blocks]
     return list(backbone.blocks)
 
 
-def cover_backbone(backbone: nn.Module, layers: Sequence[int] | None, row_in_training: bool) -> None:
+def cover_backbone(backbone: Backbone, layers: Sequence[int] | None, row_in_training: bool) -> None:
     """Make the chosen layers (all if None; negative counts from the end) record their CLS rows."""
     blocks = transformer_blocks(backbone)
     depth = len(blocks)
@@ -141,7 +145,7 @@ def cover_backbone(backbone: nn.Module, layers: Sequence[int] | None, row_in_tra
         cover_attention(blocks[layer].attn, row_in_training)
 
 
-def set_grad_checkpointing(backbone: nn.Module, enable: bool) -> None:
+def set_grad_checkpointing(backbone: Backbone, enable: bool) -> None:
     if enable and use_reentrant_ckpt():
         # A re-entrant checkpoint runs the forward without a graph, and the rows would lose their gradient.
         raise InputError(
@@ -152,16 +156,13 @@ def set_grad_checkpointing(backbone: nn.Module, enable: bool) -> None:
     backbone.set_grad_checkpointing(enable)
 
 
-def data_config(backbone: nn.Module) -> dict[str, tuple[float, ...]]:
-    """Channel mean and standard deviation that the network was trained with."""
+def channel_statistics(backbone: Backbone) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
+    """Channel mean and standard deviation of the images that the network was trained with."""
     cfg = getattr(backbone, "pretrained_cfg", None) or {}
-    return {
-        "mean": tuple(cfg.get("mean") or IMAGENET_DEFAULT_MEAN),
-        "std": tuple(cfg.get("std") or IMAGENET_DEFAULT_STD),
-    }
+    return tuple(cfg.get("mean", IMAGENET_DEFAULT_MEAN)), tuple(cfg.get("std", IMAGENET_DEFAULT_STD))
 
 
-def default_image_size(backbone: nn.Module) -> tuple[int, int]:
+def default_image_size(backbone: Backbone) -> tuple[int, int]:
     """(height, width) that the network was built for."""
     size = getattr(getattr(backbone, "patch_embed", None), "img_size", None)
     if size is None:
@@ -169,7 +170,7 @@ def default_image_size(backbone: nn.Module) -> tuple[int, int]:
     return int(size[0]), int(size[1])
 
 
-def extract_features(backbone: nn.Module, images: Tensor) -> Features:
+def extract_features(backbone: Backbone, images: Tensor) -> Features:
     """Images (B, 3, height, width) to patch tokens, CLS token and attention map."""
     if isinstance(backbone, PoolingVisionTransformer):
         return _pit_features(backbone, images)
@@ -194,7 +195,7 @@ def _pit_features(backbone: PoolingVisionTransformer, images: Tensor) -> Feature
     x = backbone.patch_embed(images)
     x = backbone.pos_drop(x + backbone.pos_embed)
     prefix_tokens = backbone.cls_token.expand(len(images), -1, -1)
-    maps = []
+    maps: list[Tensor] = []
     for stage in backbone.transformers:
         with record_cls_rows() as rows:
             x, prefix_tokens = stage((x, prefix_tokens))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from ..errors import InputError
@@ -64,13 +66,16 @@ def _load_published(path: Path) -> LocalizationModel:
             "shape (classes, channels, 3, 3). Backbone weights go to create_model(pretrained=...)"
         )
     num_blocks = len({name for name in state if re.fullmatch(r"layers\.\d+\.thred", name)})
+    blocks: dict[str, Any] = {}
+    if num_blocks:
+        blocks = {"num_blocks": num_blocks, "iterations": (16, *(4,) * (num_blocks - 1))}
     model = create_model(
         _deit_name(state, path),
         num_classes=head.shape[0],
         method="scm" if num_blocks else "tscam",
         preset="official",
         image_size=_image_size(state),
-        **({"num_blocks": num_blocks, "iterations": (16, *(4,) * (num_blocks - 1))} if num_blocks else {}),
+        **blocks,
     )
     ours: dict[str, Tensor] = {}
     for name, value in state.items():
@@ -82,10 +87,10 @@ def _load_published(path: Path) -> LocalizationModel:
             ours[name] = value  # unknown: load_strictly will name it
     if num_blocks:
         for parameter, theirs in (("beta", "thred"), ("lam", "fuse._loss_rate")):
-            blocks = [state.get(f"layers.{index}.{theirs}") for index in range(num_blocks)]
-            if any(block is None for block in blocks):
+            values = [state[name] for i in range(num_blocks) if (name := f"layers.{i}.{theirs}") in state]
+            if len(values) != num_blocks:
                 raise InputError(f"{path}: layers.*.{theirs} is missing in some of the {num_blocks} blocks")
-            ours[f"calibration.{parameter}"] = head.new_tensor([block.item() for block in blocks])
+            ours[f"calibration.{parameter}"] = torch.cat(values).to(head.dtype)
     load_strictly(model, ours, str(path))
     return model.eval()
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import timm.layers
 import timm.models.beit
@@ -41,7 +42,8 @@ _thread = threading.local()
 def record_cls_rows() -> Iterator[list[Tensor]]:
     """Collect the rows, each (B, N), of the covered attention modules that run inside the `with`."""
     outer = getattr(_thread, "rows", None)
-    _thread.rows = rows = []
+    rows: list[Tensor] = []
+    _thread.rows = rows
     try:
         yield rows
     finally:
@@ -78,6 +80,20 @@ class _CoveredAttention(nn.Module):
     """What the covered classes share; each is mixed with the timm class that it covers."""
 
     row_in_training: bool
+    scale: float
+    num_heads: int
+    attn_drop: nn.Dropout
+    # Of some classes and not of others; mypy knows them no better than as modules or tensors.
+    qkv: Any
+    q_proj: Any
+    k_proj: Any
+    v_proj: Any
+    q_bias: Any
+    k_bias: Any
+    v_bias: Any
+    norm: Any
+    proj: Any
+    proj_drop: Any
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         """q, k, v (B, heads, N, d) -> (B, N, heads * d), with the CLS row recorded on the way."""
@@ -97,7 +113,7 @@ class _CoveredAttention(nn.Module):
         return self.proj_drop(self.proj(x))
 
     def open_gate(self, x: Tensor) -> Tensor | None:
-        gate = getattr(self, "gate", None)  # timm before 1.0.27 has none
+        gate = getattr(self, "gate", None)  # older timm has none
         return None if gate is None else gate(x).sigmoid()
 
     def split_heads(self, x: Tensor, heads: int) -> Tensor:
@@ -140,6 +156,10 @@ class VitAttention(_CoveredAttention, timm.layers.Attention):
 
 class _RopeAttention(_CoveredAttention):
     """Rotary position embeddings on the patch tokens; the prefix tokens have none."""
+
+    num_prefix_tokens: int
+    q_norm: Any
+    k_norm: Any
 
     def rotate(self, x: Tensor, rope: Tensor) -> Tensor:
         prefix, patches = x[:, :, : self.num_prefix_tokens], x[:, :, self.num_prefix_tokens :]
@@ -185,7 +205,7 @@ class BeitAttention(_CoveredAttention, timm.models.beit.Attention):
         return self.proj_drop(self.proj(self.attend(q, k, v, bias)))
 
 
-COVERED: dict[type[nn.Module], type[_CoveredAttention]] = {
+COVERED: dict[type[nn.Module], type[nn.Module]] = {
     timm.layers.Attention: VitAttention,
     timm.layers.AttentionRope: RopeAttention,
     timm.models.eva.EvaAttention: EvaAttention,
@@ -198,7 +218,7 @@ def can_cover(attention: nn.Module) -> bool:
     return type(attention) in COVERED or type(attention) in COVERED.values()
 
 
-def cover_attention(attention: nn.Module, row_in_training: bool) -> None:
+def cover_attention(attention: Any, row_in_training: bool) -> None:
     """Make `attention` record its CLS row, in evaluation mode and, if asked for, in training mode."""
     attention.__class__ = COVERED.get(type(attention), type(attention))
     attention.row_in_training = row_in_training

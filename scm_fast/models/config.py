@@ -31,9 +31,9 @@ class ModelConfig:
     num_classes: int
     method: str = "scm"
     preset: str = "paper"
-    image_size: Sequence[int] = (224, 224)
-    mean: Sequence[float] = (0.485, 0.456, 0.406)
-    std: Sequence[float] = (0.229, 0.224, 0.225)
+    image_size: tuple[int, int] = (224, 224)
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
     attention_layers: Sequence[int] | None = None
     drop_path_rate: float = 0.0
     backbone_options: dict[str, Any] = field(default_factory=dict)
@@ -57,4 +57,5 @@ class ModelConfig:
             raise InputError(
                 f"{path}: unknown entries {', '.join(sorted(unknown))}; known: {', '.join(known)}"
             )
-        return cls(**values)
+        tuples = {name: tuple(values[name]) for name in ("image_size", "mean", "std") if name in values}
+        return cls(**values | tuples)

@@ -10,6 +10,7 @@ Shapes: images (B, 3, H, W), convolution maps (B, c, H/s, W/s), tokens (B, 1 + h
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -147,8 +148,9 @@ class Conformer(nn.Module):
         stage_depth = depth // 3
 
         def block(index: int) -> Block:
+            norm_layer: Any = _LayerNorm  # timm's hint says a class, its code calls it
             return Block(
-                embed_dim, num_heads, qkv_bias=True, drop_path=drop_path[index], norm_layer=_LayerNorm
+                embed_dim, num_heads, qkv_bias=True, drop_path=drop_path[index], norm_layer=norm_layer
             )
 
         self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim))
@@ -189,7 +191,7 @@ class Conformer(nn.Module):
     @property
     def stages(self) -> list[ConvTransBlock]:
         """The stages after the first, in order."""
-        return [self.get_submodule(f"conv_trans_{index}") for index in range(2, self.depth + 1)]
+        return [getattr(self, f"conv_trans_{index}") for index in range(2, self.depth + 1)]
 
     @property
     def blocks(self) -> list[Block]:

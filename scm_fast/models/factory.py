@@ -74,7 +74,7 @@ def create_model(
     network = backbones.build_backbone(
         backbone,
         num_classes,
-        size and tuple(size),
+        size,
         drop_path_rate,
         backbone_options,
         from_hub,
@@ -82,13 +82,15 @@ def create_model(
     )
     backbones.check_backbone(backbone, network)
     backbones.cover_backbone(network, attention_layers, row_in_training=method == "scm")
+    mean, std = backbones.channel_statistics(network)
     config = ModelConfig(
         backbone=backbone,
         num_classes=num_classes,
         method=method,
         preset=preset,
-        image_size=tuple(size) if size else backbones.default_image_size(network),
-        **backbones.data_config(network),
+        image_size=(size[0], size[1]) if size else backbones.default_image_size(network),
+        mean=mean,
+        std=std,
         attention_layers=attention_layers and list(attention_layers),
         drop_path_rate=drop_path_rate,
         backbone_options=dict(backbone_options or {}),
@@ -105,7 +107,7 @@ def create_model(
     )
     if hub_classifier:
         model.head.load_state_dict(backbones.detach_classifier(network))
-    elif pretrained and not from_hub:
+    elif not isinstance(pretrained, bool):
         load_pretrained(model, pretrained)
     return model
 
@@ -124,6 +126,6 @@ def model_from_config(config: ModelConfig) -> LocalizationModel:
         backbone_options=config.backbone_options,
         **config.calibration,
     )
-    model.config.mean, model.config.std = tuple(config.mean), tuple(config.std)
+    model.config.mean, model.config.std = config.mean, config.std
     model.config.threshold = config.threshold
     return model

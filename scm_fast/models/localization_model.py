@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from torch import Tensor, nn
 
 from ..calibration import SpatialCalibration
 from ..errors import InputError
 from . import backbones
+from .backbones import Backbone
 from .config import ModelConfig
 
 
@@ -48,7 +49,7 @@ def semantic_head(embed_dim: int, num_classes: int, preset: str) -> nn.Conv2d:
     head = nn.Conv2d(embed_dim, num_classes, kernel_size=3, padding=1)
     if preset == "paper":  # He; the published code keeps PyTorch's default
         nn.init.kaiming_normal_(head.weight, nonlinearity="relu")
-        nn.init.zeros_(head.bias)
+        nn.init.constant_(cast(Tensor, head.bias), 0)
     return head
 
 
@@ -69,13 +70,13 @@ class LocalizationModel(nn.Module):
     def __init__(
         self,
         config: ModelConfig,
-        backbone: nn.Module,
-        head: nn.Module,
+        backbone: Backbone,
+        head: nn.Conv2d | nn.Linear,
         calibration: SpatialCalibration | None,
     ) -> None:
         super().__init__()
         self.config = config
-        self.backbone = backbone
+        self.backbone: Backbone = backbone
         self.head = head
         self.calibration = calibration
 
@@ -94,6 +95,7 @@ class LocalizationModel(nn.Module):
             logits = logits + features.extra_logits
         if self.training:
             return logits
+        assert features.attention is not None  # covered layers always compute their rows in evaluation mode
         return Localization(logits, features.attention, semantic)
 
     def train(self, mode: bool = True) -> LocalizationModel:
@@ -114,5 +116,5 @@ class LocalizationModel(nn.Module):
 
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters that the published recipe does not decay, besides 1-D ones."""
-        names = getattr(self.backbone, "no_weight_decay", set)()
+        names: set[str] = self.backbone.no_weight_decay()
         return {f"backbone.{name}" for name in names} | {"calibration.lam", "calibration.beta"}

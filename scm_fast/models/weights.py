@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 import numpy as np
 import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from ..errors import InputError
@@ -43,7 +41,9 @@ def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
             return safetensors.torch.load_file(path)
         with torch.serialization.safe_globals(_NUMPY_NUMBERS):
             contents = torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # a file of another kind fails anywhere in the reader: KeyError, EOFError, ...
         raise InputError(f"{path}: cannot be read as weights ({error})") from error
     if not isinstance(contents, Mapping):
         raise InputError(f"{path}: expected a dictionary of weights, found {type(contents).__name__}")

@@ -68,7 +68,7 @@ def calibration_op(
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """attention and gain (B, H, W) and f (B, L, H, W), in the dtype of the edges."""
-    if backend == "triton" and not any(dense):
+    if fused(dense, backend):
         return kernels("calibration").forward(F, edges, lam, beta, iterations, alpha)
     lam, beta = lam.to(edges.dtype), beta.to(edges.dtype)
     f = edges.new_empty(F.shape[0], len(iterations), *F.shape[1:])
@@ -107,12 +107,14 @@ def calibration_backward_op(
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dF (B, H, W), dedges (B, 2, H, W), dlam (L,) and dbeta (L,), each in its input's dtype."""
-    dattention = torch.zeros_like(f[:, 0]) if dattention is None else dattention
-    dgain = torch.zeros_like(f[:, 0]) if dgain is None else dgain
-    if backend == "triton" and not any(dense):
-        return kernels("calibration").backward(
+    if fused(dense, backend):
+        dF, dedges, shares = kernels("calibration").backward(
             F, edges, lam, beta, f, dattention, dgain, iterations, alpha, detach_init
         )
+        dlam, dbeta = shares.sum(0)
+        return dF, dedges, dlam.to(lam.dtype), dbeta.to(beta.dtype)
+    dattention = torch.zeros_like(f[:, 0]) if dattention is None else dattention
+    dgain = torch.zeros_like(f[:, 0]) if dgain is None else dgain
     wide_lam, wide_beta = lam.to(edges.dtype), beta.to(edges.dtype)
     dF, dedges = torch.empty_like(F), torch.empty_like(edges)
     dlam, dbeta = torch.zeros_like(wide_lam), torch.zeros_like(wide_beta)
@@ -136,6 +138,11 @@ def calibration_backward_op(
         dlam += dlam_part
         dbeta += dbeta_part
     return dF, dedges, dlam.to(lam.dtype), dbeta.to(beta.dtype)
+
+
+def fused(dense: Sequence[bool], backend: str) -> bool:
+    """Whether one kernel serves the whole stack: on the triton backend, without dense blocks."""
+    return backend == "triton" and not any(dense)
 
 
 def tokens_first(x: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ def edge_similarity_backward_op(
     that dS is written once.
     """
     if backend == "triton":
-        return kernels("edge_similarity").backward(dedges, S, edges, inverse_norm, weight, dpooled)
+        return kernels("edge_similarity").backward(dedges, S, edges, inverse_norm, weight, dpooled)[0]
     return _backward(dedges, S, edges, inverse_norm, weight, dpooled)
 
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ._dispatch import custom_op
-from .calibration import calibration_backward_op, calibration_op
+from ._dispatch import custom_op, kernels
+from .calibration import calibration_backward_op, calibration_op, fused
 from .edge_similarity import edge_similarity_backward_op, edge_similarity_op
 from .fields import field_dtype
 from .pooling import pool, pool_weight
@@ -61,9 +61,17 @@ def spatial_calibration_backward_op(
     if dlogits is not None:
         pooled = pool_weight(S, dlogits, backend)
         dgain = pooled if dgain is None else dgain + pooled
+    weight = None if dlogits is None else gain
+    if fused(dense, backend):
+        dF, dedges, shares = kernels("calibration").backward(
+            F, edges, lam, beta, f, dattention, dgain, iterations, alpha, detach_init
+        )
+        dS, dlam, dbeta = kernels("edge_similarity").backward(
+            dedges, S, edges, inverse_norm, weight, dlogits, shares, (lam, beta)
+        )
+        return dS, dF, dlam, dbeta
     settings = (iterations, dense, alpha, detach_init, backend)
     dF, dedges, dlam, dbeta = calibration_backward_op(F, edges, lam, beta, f, dattention, dgain, *settings)
-    weight = None if dlogits is None else gain
     dS = edge_similarity_backward_op(dedges, S, edges, inverse_norm, weight, dlogits, backend)
     return dS, dF, dlam, dbeta
 
