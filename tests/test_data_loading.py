@@ -360,7 +360,7 @@ def test_cache_gives_the_same_batches(train, tmp_path):
 def test_cache_saves_decoding(train, tmp_path, monkeypatch):
     cache = DecodedCache(tmp_path, train, TRAIN.size, max_gigabytes=1)
     everything(build_train_loader(train, TRAIN, global_batch=8, workers=0, cache=cache))
-    monkeypatch.setattr(type(train), "load", lambda *_, **__: pytest.fail("decoded again"))
+    monkeypatch.setattr(type(train), "load_tensor", lambda *_: pytest.fail("decoded again"))
     assert len(everything(build_train_loader(train, TRAIN, global_batch=8, workers=0, cache=cache))) == 3
 
 

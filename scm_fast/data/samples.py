@@ -80,12 +80,12 @@ class Samples(Dataset):
     def _prepared(self, index: int) -> Tensor:
         height, width = self.recipe.size
         if self.cache is None or self.dataset.in_memory:
-            return self.recipe.prepare(self.dataset.load(index, target_size=(width, height)))
+            return self.recipe.prepare(self.dataset.load_tensor(index, (width, height)))
         path = self.dataset.records[index].path
         assert path is not None
         image = self.cache.get(index, path) if os.path.exists(path) else None
         if image is None:
-            image = self.recipe.prepare(self.dataset.load(index, target_size=(width, height)))
+            image = self.recipe.prepare(self.dataset.load_tensor(index, (width, height)))
             self.cache.put(index, path, image)
         return image
 
