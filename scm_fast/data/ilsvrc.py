@@ -170,13 +170,17 @@ def read_xml(path: Path, problems: list[Problem]) -> Annotation:
         tree = ElementTree.parse(path)
         size = (int(tree.findtext("size/width", "")), int(tree.findtext("size/height", "")))
         boxes = tuple(
-            tuple(float(item.findtext(f"bndbox/{edge}", "")) for edge in ("xmin", "ymin", "xmax", "ymax"))
+            (_edge(item, "xmin"), _edge(item, "ymin"), _edge(item, "xmax"), _edge(item, "ymax"))
             for item in tree.iter("object")
         )
     except (ElementTree.ParseError, ValueError) as error:
         problems.append(Problem(str(path), f"is no PASCAL annotation ({error})"))
         return Annotation(None, None, ())
     return Annotation(tree.findtext("object/name"), size, boxes)
+
+
+def _edge(item: ElementTree.Element, name: str) -> float:
+    return float(item.findtext(f"bndbox/{name}", ""))
 
 
 def _read_text(folder: Path, problems: list[Problem]) -> dict[str, Annotation]:
@@ -217,7 +221,7 @@ def _read_train(root: Path, wnids: list[str], name: str) -> Split:
         return split
     source = _find_source(root, "train")
     annotated = _annotated_stems(source, wnids, problems)
-    held_out = set()
+    held_out: set[str] = set()
     for members in by_hash(records).values():
         with_boxes = [record for record in members if Path(record.id).stem in annotated]
         count = min(held_out_count(len(members), VAL_FRACTION), VAL_IMAGES_A_CLASS)

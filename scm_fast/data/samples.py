@@ -103,7 +103,7 @@ class Samples(Dataset):
 
 def collate(samples: list[tuple[Tensor | None, int, int, list[Problem]]]) -> Batch:
     good = [sample for sample in samples if sample[0] is not None]
-    images = [image for image, *_ in good]
+    images = [image for image, *_ in samples if image is not None]
     return Batch(
         torch.stack(images) if images else torch.empty(0),
         torch.tensor([label for _, label, _, _ in good], dtype=torch.int64),

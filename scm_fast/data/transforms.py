@@ -37,11 +37,10 @@ class Recipe:
 
     def prepare(self, image: Image.Image | Tensor) -> Tensor:
         """uint8 (3, *size) of an RGB image (a tensor: uint8 (3, H, W)), by antialiased bilinear filtering."""
-        if not isinstance(image, Tensor):
-            image = functional.pil_to_tensor(image)
-        if image.shape[-2:] == self.size:
-            return image
-        return functional.resize(image, list(self.size), antialias=True)
+        pixels = image if isinstance(image, Tensor) else functional.pil_to_tensor(image)
+        if pixels.shape[-2:] == self.size:
+            return pixels
+        return functional.resize(pixels, list(self.size), antialias=True)
 
     def normalize(self, images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """(B, 3, H, W) of `dtype`, on the device of `images` (uint8)."""
