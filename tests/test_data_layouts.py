@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -287,6 +288,27 @@ def test_ilsvrc_training_splits(tmp_path):
     assert sorted(ids(train) + ids(val)) == sorted(ids(open_dataset(root, "trainval")))
 
 
+@pytest.mark.parametrize("source", ["xml", "csv", "text"])
+@pytest.mark.parametrize("flat", [True, False], ids=["flat", "folders"])
+def test_ilsvrc_val_alone(tmp_path, source, flat):
+    root = write_ilsvrc(tmp_path, source, flat=flat)
+    shutil.rmtree(root / "train")
+    test = open_dataset(root, "test")
+    assert (test.layout, test.num_classes, len(test)) == ("ilsvrc", 3, 6)
+    by_name = sorted(test.records, key=lambda record: Path(record.id).name)
+    assert [record.label for record in by_name] == [0, 1, 2, 0, 1, 2]
+    with pytest.raises(InputError, match="there is no split 'train', only test"):
+        open_dataset(root, "train")
+
+
+def test_ilsvrc_unknown_class(tmp_path):
+    root = write_ilsvrc(tmp_path, "xml")
+    shutil.rmtree(root / "train" / WNIDS[2])
+    found, _ = problems_of(root, "test")
+    assert len(found) == 2
+    assert found[0] == f"val/ILSVRC2012_val_00000003.JPEG: {WNIDS[2]} is not among the 2 classes of train"
+
+
 def test_ilsvrc_empty_class_folder(tmp_path):
     root = write_ilsvrc(tmp_path, "xml")
     (root / "train" / "n09999999").mkdir()
@@ -400,6 +422,12 @@ def test_folder_problems(tmp_path):
     assert len(found) == 2
     assert f"{root}/test/fox: this class is not among the folders of train" in found
     assert any("cat_3.png: cannot read this image" in problem for problem in found)
+
+
+def test_a_folder_too_high(tmp_path):
+    write_folder(tmp_path / "images")
+    found, _ = problems_of(tmp_path, "train")
+    assert "'images' is the only class folder" in found[0]
 
 
 def test_broken_json(tmp_path):

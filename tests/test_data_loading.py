@@ -232,6 +232,19 @@ def test_resuming_mid_epoch(train, workers):
     assert sorted(dealt[0] + dealt[1]) == sorted(i for indices, *_ in expected[2:6] for i in indices)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_leaving_the_loop_and_going_on(train, workers):
+    whole = build_train_loader(train, TRAIN, global_batch=8, workers=workers)
+    expected = everything(whole)
+    loader = build_train_loader(train, TRAIN, global_batch=8, workers=workers)
+    assert len(loader) == 3
+    for _ in loader:
+        break
+    assert len(loader) == 2
+    same(expected[1:], everything(loader))
+    assert len(loader) == 3
+
+
 def test_position_at_the_end_of_an_epoch(train):
     loader = build_train_loader(train, TRAIN, global_batch=8, micro_batch=4, workers=0)
     assert (loader.steps, loader.micro_batches) == (3, 2)

@@ -88,7 +88,10 @@ class DecodedCache:
         entry = np.frombuffer(entry_bytes, _ENTRY)[0]
         if not entry["filled"] or entry["checksum"] != zlib.crc32(pixels):
             return None
-        if _stamp(image_path) != (entry["file_size"], entry["file_time"]):
+        try:
+            if _stamp(image_path) != (entry["file_size"], entry["file_time"]):
+                return None
+        except OSError:  # the image is gone
             return None
         return torch.frombuffer(pixels, dtype=torch.uint8).view(self._shape).permute(2, 0, 1)
 
@@ -114,7 +117,5 @@ def _stamp(path: str) -> tuple[int, int]:
 
 def _fingerprint(dataset: LocalizationDataset) -> str:
     """Of which image has which slot."""
-    digest = hashlib.sha256(f"{dataset.layout} {dataset.upright} {os.path.abspath(dataset.root)}".encode())
-    for record in dataset.records:
-        digest.update(f"\n{record.id}".encode())
-    return digest.hexdigest()[:16]
+    place = f"{dataset.upright} {os.path.abspath(dataset.root)} {dataset.records.fingerprint()}"
+    return hashlib.sha256(place.encode()).hexdigest()[:16]

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from ..errors import InputError
 from .holdout import TEST_FRACTION, VAL_FRACTION, split_off
-from .listing import class_folders, image_paths
+from .listing import class_folders, has_images, image_paths
 from .records import Box, Problem, Record, Split
 
 SPLIT_FOLDERS = ("train", "val", "test")
@@ -35,7 +35,7 @@ def find_root(root: Path) -> Path | None:
     folders = [root / name for name in class_folders(root)]
     if (root / "train").is_dir():
         folders = [root / "train" / name for name in class_folders(root / "train")]
-    return root if any(image_paths(folder) for folder in folders) else None
+    return root if any(has_images(folder) for folder in folders) else None
 
 
 def splits(root: Path) -> tuple[str, ...]:
@@ -62,6 +62,9 @@ def read_split(root: Path, name: str, boxes: Path | None = None) -> Split:
         _, records = _read_classes(root, root / folder, class_names, problems)
         if not own_folders and name != "test":
             records = _carve(records, name)
+    if len(class_names) == 1:
+        message = f"{class_names[0]!r} is the only class folder; expected a folder that holds one a class"
+        problems.append(Problem(str(root / folder if folder else root), message))
     source = boxes or _find_json(root, folder or name)
     if source is not None:
         _add_boxes(root, records, source, folder, class_names, problems)

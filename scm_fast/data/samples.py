@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -83,7 +82,7 @@ class Samples(Dataset):
             return self.recipe.prepare(self.dataset.load_tensor(index, (width, height)))
         path = self.dataset.records[index].path
         assert path is not None
-        image = self.cache.get(index, path) if os.path.exists(path) else None
+        image = self.cache.get(index, path)
         if image is None:
             image = self.recipe.prepare(self.dataset.load_tensor(index, (width, height)))
             self.cache.put(index, path, image)
