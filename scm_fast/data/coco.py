@@ -39,7 +39,7 @@ def add_boxes(
     """Gives the records their boxes and sizes.
 
     scope: the folder whose images the json is about, `root` or a split folder in it. It may have more images
-        than `records`: those of other splits. File names are paths below it or root, or bare and unique in it.
+        than `records`: those of other splits. Names are paths below it or root, or bare and unique in it.
     """
     content = _read_json(source)
     categories = {category.get("id"): category.get("name") for category in content.get("categories", [])}
