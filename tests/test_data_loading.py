@@ -423,6 +423,14 @@ def test_cache_on_a_full_disk_goes_on_without(train, tmp_path, monkeypatch, capl
     assert caplog.text.count("the disk is full") == 1
 
 
+def test_cache_of_other_images_is_refused(train, test_set, tmp_path):
+    cache = DecodedCache(tmp_path, train, TRAIN.size, max_gigabytes=1)
+    with pytest.raises(InputError, match="not split 'test' at 32 x 32"):
+        build_train_loader(test_set, TRAIN, global_batch=8, cache=cache)
+    with pytest.raises(InputError, match="not split 'trainval' at 28 x 28"):
+        build_evaluation_loader(train, TEST, batch_size=8, cache=cache)
+
+
 def test_cache_in_an_impossible_place(train, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot keep decoded images here"):

@@ -55,6 +55,7 @@ class DecodedCache:
                 f"the decoded cache of {max_gigabytes} GB has no room for one {height} x {width} image"
             )
         self.path = Path(folder) / f"{dataset.split}-{height}x{width}-{_fingerprint(dataset)}.decoded"
+        self._key = (_fingerprint(dataset), size)
         self._file: int | None = None
         self._full = False
         try:
@@ -62,6 +63,14 @@ class DecodedCache:
             self._descriptor()
         except OSError as error:
             raise InputError(f"{self.path}: cannot keep decoded images here ({error})") from error
+
+    def check(self, dataset: LocalizationDataset, size: tuple[int, int]) -> None:
+        """Raises InputError unless this cache was made for these images at this size."""
+        if self._key != (_fingerprint(dataset), size):
+            expected = f"split {dataset.split!r} at {size[0]} x {size[1]}"
+            raise InputError(
+                f"{self.path}: this decoded cache is for other images or another size, not {expected}"
+            )
 
     def __getstate__(self) -> dict:
         return {**self.__dict__, "_file": None}  # a spawned worker opens the file itself

@@ -176,6 +176,8 @@ def build_evaluation_loader(
 def _data_loader(
     samples: Samples, batches: TrainBatches | EvaluationBatches, workers: int | None, device: torch.device
 ) -> DataLoader:
+    if samples.cache is not None:
+        samples.cache.check(samples.dataset, samples.recipe.size)
     if workers is None:
         workers = 0 if samples.dataset.in_memory else default_workers(device)
     return DataLoader(
