@@ -14,6 +14,7 @@ from test_boxes import literal_boxes, literal_iou, literal_uint8
 from scm_fast.errors import InputError
 from scm_fast.evaluation import Evaluator, protocols
 from scm_fast.evaluation.breakdown import KINDS, error_kinds
+from scm_fast.evaluation.extraction import available_cores
 from scm_fast.evaluation.pixels import read_masks
 
 CLASSES = 7
@@ -373,6 +374,26 @@ def test_wrong_shapes_are_named():
     evaluator = Evaluator()
     with pytest.raises(InputError, match=r"maps must have shape \(1, 2, h, w\), got \(1, 3, 7, 7\)"):
         evaluator.accumulate([0], [0], [[0]], [[1.0]], np.zeros((1, 3, 7, 7)), [[]], [[10, 10]])
+
+
+def test_all_cores_are_shared_out_to_the_processes_of_a_machine(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(12)), raising=False)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert available_cores() == 12
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "5")
+    assert available_cores() == 2
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "50")
+    assert available_cores() == 1
+
+
+def test_one_and_many_workers_give_the_same():
+    images = make_images(7, masks=True)
+    evaluations = []
+    for workers in (1, 3):
+        evaluator = Evaluator(step=0.02, workers=workers)
+        accumulate(evaluator, images)
+        evaluations.append(figures(evaluator.compute()))
+    assert evaluations[0] == evaluations[1]
 
 
 AFTER_OPENCV_THREADS = """
