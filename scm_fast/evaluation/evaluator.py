@@ -109,7 +109,8 @@ class Evaluator:
         """Every metric over the images of all processes. Collective: call it once, on each of them."""
         self._collect()
         self._pool.close()
-        records = gather(Records.concatenate(self._parts or [self._empty()]))
+        self._parts = [Records.concatenate(self._parts or [self._empty()])]  # frees the batches
+        records = gather(self._parts[0])
         return Evaluation(records, self.thresholds, self.levels, self.size)
 
     def _collect(self) -> None:

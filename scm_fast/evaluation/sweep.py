@@ -82,11 +82,9 @@ def boxes_at_levels(
                 largest[row] = contour_box(max(trace(row), key=cv2.contourArea), size)
         elif len(contours) > 1 and len(truth) and end - begin > 1:
             trace(end - 1)
-            holes = list(every[end - 1])
-            x0, y0, x1, y1 = crops[end - 1]
-            holes.remove((x0, y0, x1 - x0, y1 - y0))  # the outer contour's
-            if _coverage(_rectangle_boxes(holes, size), truth) >= min_iou:
-                for row in range(begin + 1, end - 1):
+            between = range(begin + 1, end - 1)
+            if between and _coverage(_holes(every[end - 1], crops[end - 1], size), truth) >= min_iou:
+                for row in between:
                     trace(row)
     starts = np.cumsum([0, *(len(rectangles) for rectangles in every[:-1])])
     return LevelBoxes(largest, _rectangle_boxes(list(itertools.chain(*every)), size), starts)
@@ -94,9 +92,20 @@ def boxes_at_levels(
 
 def _rectangle_boxes(rectangles: Sequence[Sequence[int]], size: tuple[int, int]) -> NDArray[np.int32]:
     """`contour_box` for many bounding rectangles, (n, 4)."""
-    boxes = np.array(rectangles, dtype=np.int32)
+    # fromiter is several times faster than array() on a list of tuples.
+    boxes = np.fromiter(itertools.chain.from_iterable(rectangles), np.int32).reshape(-1, 4)
     boxes[:, 2:] = np.minimum(boxes[:, :2] + boxes[:, 2:], np.array(size) - 1)
     return boxes
+
+
+def _holes(
+    rectangles: Sequence[Sequence[int]], crop: Sequence[int], size: tuple[int, int]
+) -> NDArray[np.int32]:
+    """Boxes of all contours of a single component but its outer one, whose rectangle is the crop, (n, 4)."""
+    x0, y0, x1, y1 = crop
+    holes = list(rectangles)
+    holes.remove((x0, y0, x1 - x0, y1 - y0))
+    return _rectangle_boxes(holes, size)
 
 
 def _coverage(boxes: NDArray, truth: NDArray) -> float:
