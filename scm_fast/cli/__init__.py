@@ -14,7 +14,11 @@ from collections.abc import Sequence
 from ..errors import InputError
 
 # name -> one line for `scm-fast --help`; the code is in the module of that name (with _ for -).
-COMMANDS: dict[str, str] = {}
+COMMANDS: dict[str, str] = {
+    "check-data": "look through a data folder and list everything that is wrong with it",
+    "export": "write a trained network as one .pt2 or .onnx file",
+    "predict": "classes and boxes of your images, with a trained checkpoint",
+}
 
 
 def build_parser(command: str | None) -> argparse.ArgumentParser:

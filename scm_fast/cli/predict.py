@@ -1,0 +1,94 @@
+"""Classes and boxes of your images, with a trained checkpoint.
+
+  scm-fast predict photos/ --checkpoint runs/birds --out found
+  scm-fast predict a.jpg b.png --checkpoint scm_cub.pth --out found --format csv --overlay
+
+IMAGES are files or folders; a folder stands for all images below it. The checkpoint is a folder written by
+training, or a published SCM or TS-CAM .pth file. In the folder OUT you get
+
+  json   predictions.json        size, box (x0 y0 x1 y1, pixels) and best classes of every image
+  coco   predictions.coco.json   for annotation tools: bbox is x y width height
+  csv    predictions.csv         one line an image
+  yolo   labels/NAME.txt         class, centre and size as fractions; names in classes.txt
+
+and with --overlay a picture of every map and box in OUT/overlays. The box surrounds the part of the map that
+exceeds THRESHOLD of its range: lower it for larger boxes. Where boxes are known, evaluate.py finds the best.
+
+An image that cannot be read is reported, and the others go on. Exit status: 0 all well, 1 some images could
+not be read, 2 wrong arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path, PurePath
+
+from tqdm import tqdm
+
+from ..errors import InputError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("images", nargs="+", metavar="IMAGES", type=Path, help="image files or folders")
+    parser.add_argument("--checkpoint", required=True, type=Path, help="folder or published .pth file")
+    parser.add_argument("--out", required=True, type=Path, help="folder for the results")
+    parser.add_argument("--format", choices=["json", "coco", "csv", "yolo"], default="json")
+    parser.add_argument("--overlay", action="store_true", help="also draw maps and boxes")
+    parser.add_argument(
+        "--threshold", type=float, help="of the box, in [0, 1) (default: the checkpoint's, or 0.1)"
+    )
+    parser.add_argument("--top-k", type=int, default=5, help="classes listed in json (default 5)")
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--device", help="e.g. cuda, cuda:1, cpu (default: cuda if there is one)")
+
+
+def run(args: argparse.Namespace) -> int:
+    from ..formats import FORMATS
+    from ..localizer import Failure, Localizer, image_files
+    from ..overlay import save_overlay
+
+    files = [file for path in args.images for file in image_files(path)]
+    localizer = Localizer.from_checkpoint(
+        args.checkpoint, args.device, args.batch_size, args.threshold, args.top_k
+    )
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise InputError(f"--out {args.out}: this is a file, not a folder") from None
+    names = output_names(files, args.images)
+    predictions, failures = [], []
+    results = tqdm(localizer.stream(files), total=len(files), unit=" images", disable=None)
+    for name, result in zip(names, results, strict=True):
+        if isinstance(result, Failure):
+            failures.append(result)
+            results.write(f"scm-fast predict: {result.error}", file=sys.stderr)
+            continue
+        predictions.append((name, result))
+        if args.overlay:
+            save_overlay(args.out / "overlays" / f"{name}.jpg", result)
+    written = FORMATS[args.format](args.out, predictions, localizer.class_names)
+    unread = f", {len(failures)} could not be read" if failures else ""
+    print(f"{len(predictions)} images in {written}{unread}")
+    return 1 if failures else 0
+
+
+def output_names(files: list[Path], given: list[Path]) -> list[str]:
+    """A name without suffix for each file: its path below the folder that was given, or its own name.
+
+    Names that would meet get a number: two folders may hold files of one name, and so may one folder
+    with `a.jpg` and `a.png`.
+    """
+    folders = [folder for folder in given if folder.is_dir()]
+    taken: set[str] = set()
+    names = []
+    for file in files:
+        inside = next((folder for folder in folders if folder in file.parents), file.parent)
+        stem = str(PurePath(file.relative_to(inside)).with_suffix(""))
+        name, number = stem, 1
+        while name in taken:
+            number += 1
+            name = f"{stem}-{number}"
+        taken.add(name)
+        names.append(name)
+    return names

@@ -1,0 +1,34 @@
+"""Data sets in every layout people have, a built-in one, transforms and loaders.
+
+dataset = open_dataset("CUB_200_2011", "train")          # or "synthetic", or any other folder
+loader = build_train_loader(dataset, published_recipe(training=True), global_batch=256)
+for batch in loader: ...                                 # batch.images, batch.labels, batch.indices
+"""
+
+from .cache import DecodedCache
+from .dataset import LocalizationDataset
+from .images import load_image
+from .loading import EvaluationLoader, TrainLoader, build_evaluation_loader, build_train_loader
+from .opening import open_dataset
+from .records import Box, Problem, Record
+from .samples import Batch
+from .transforms import Recipe, published_recipe
+from .validation import DataProblems
+
+__all__ = [
+    "Batch",
+    "Box",
+    "DataProblems",
+    "DecodedCache",
+    "EvaluationLoader",
+    "LocalizationDataset",
+    "Problem",
+    "Recipe",
+    "Record",
+    "TrainLoader",
+    "build_evaluation_loader",
+    "build_train_loader",
+    "load_image",
+    "open_dataset",
+    "published_recipe",
+]

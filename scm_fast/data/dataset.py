@@ -1,0 +1,80 @@
+"""The data set class that training and evaluation use, whatever the layout on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from .decode import load_tensor
+from .images import image_size, load_image
+from .records import Problem, Record, RecordTable, Split
+
+
+class LocalizationDataset:
+    """Labelled images with boxes or masks where there are some. `open_dataset` makes it.
+
+    class_names: one name a label.
+    records: a sequence of `Record` (id, label, size, boxes, masks, path).
+    left_out: the problems of images that `skip_bad_images` removed.
+    """
+
+    def __init__(
+        self, split: Split, root: str, left_out: Sequence[Problem] = (), pixels: np.ndarray | None = None
+    ) -> None:
+        self.layout = split.layout
+        self.split = split.name
+        self.root = root
+        self.class_names = split.class_names
+        self.upright = split.upright
+        self.left_out = list(left_out)
+        self.records = RecordTable(split.records, split.image_root)
+        self._pixels = pixels  # (len, H, W, 3) uint8 of a generated set
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __repr__(self) -> str:
+        return (
+            f"<{self.layout} data set {self.root!r}, split {self.split!r}: {len(self)} images, "
+            f"{self.num_classes} classes, {int(self.records.box_counts.sum())} boxes>"
+        )
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)
+
+    @property
+    def labels(self) -> np.ndarray:
+        """(len,) int64."""
+        return self.records.labels
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether reading an image is free, so that loader workers would only cost."""
+        return self._pixels is not None
+
+    def size(self, index: int) -> tuple[int, int]:
+        """(width, height) of an image."""
+        record = self.records[index]
+        return record.size or image_size(self._path(record), upright=self.upright)
+
+    def load(self, index: int, target_size: tuple[int, int] | None = None) -> Image.Image:
+        """The image in RGB; a large JPEG may come smaller, but never below target_size (width, height)."""
+        if self._pixels is not None:
+            return Image.fromarray(self._pixels[index])
+        return load_image(self._path(self.records[index]), target_size=target_size, upright=self.upright)
+
+    def load_tensor(self, index: int, target_size: tuple[int, int] | None = None) -> Tensor:
+        """The same as uint8 (3, H, W), faster."""
+        if self._pixels is not None:
+            return torch.from_numpy(self._pixels[index]).permute(2, 0, 1)
+        return load_tensor(self._path(self.records[index]), target_size=target_size, upright=self.upright)
+
+    @staticmethod
+    def _path(record: Record) -> str:
+        assert record.path is not None, "generated images are read by their own data set class"
+        return record.path

@@ -1,0 +1,80 @@
+"""Reading one image file: always 8-bit RGB, upright, or an InputError that names the file."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from ..errors import InputError
+
+ORIENTATION_TAG = 0x0112  # EXIF
+SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that swap width and height
+
+# What ImageFolder and check-data take for an image file.
+IMAGE_SUFFIXES = frozenset(
+    [".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".avif"],
+)
+
+
+def load_image(
+    path: str | os.PathLike[str],
+    *,
+    target_size: tuple[int, int] | None = None,
+    upright: bool = True,
+) -> Image.Image:
+    """The image of a file, decoded, in mode RGB whatever the file holds.
+
+    Grey (8 and 16 bit), palette, RGBA (laid on white), CMYK and YCbCr files are converted.
+
+    target_size: (width, height) that the caller will resize to. A JPEG may then be decoded at 1/2, 1/4 or
+        1/8 of its size, which is several times faster; the result is never smaller than target_size.
+    upright: turn the image as its EXIF orientation says. Boxes drawn on the stored pixels need False.
+
+    Raises InputError, with the path, for a file that is missing, truncated or no image.
+    """
+    try:
+        with Image.open(path) as image:
+            if target_size is not None:
+                width, height = target_size
+                if upright and image.getexif().get(ORIENTATION_TAG) in SIDEWAYS:
+                    width, height = height, width
+                image.draft(None, (width, height))  # JPEG only, a no-op elsewhere
+            image.load()
+            return to_rgb(ImageOps.exif_transpose(image) if upright else image)
+    except FileNotFoundError:
+        raise InputError(f"{os.fspath(path)}: no such image file") from None
+    except MemoryError:
+        raise
+    except Exception as error:  # decoders raise OSError, SyntaxError, ValueError, struct.error, ...
+        raise InputError(f"{os.fspath(path)}: cannot read this image ({error})") from error
+
+
+def image_size(path: str | os.PathLike[str], *, upright: bool = True) -> tuple[int, int]:
+    """(width, height) as `load_image` would give them, from the header alone. Raises InputError."""
+    try:
+        with Image.open(path) as image:
+            width, height = image.size
+            sideways = upright and image.getexif().get(ORIENTATION_TAG) in SIDEWAYS
+    except FileNotFoundError:
+        raise InputError(f"{os.fspath(path)}: no such image file") from None
+    except Exception as error:
+        raise InputError(f"{os.fspath(path)}: cannot read this image ({error})") from error
+    return (height, width) if sideways else (width, height)
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Any PIL image as 8-bit RGB; an RGB image is returned as it is."""
+    if image.mode == "RGB":
+        return image
+    if image.mode.startswith("I"):  # I;16, I;16B, and I, in which older Pillow opens 16-bit files
+        samples = np.clip(np.asarray(image).astype(np.int64), 0, 65535) >> 8
+        return Image.fromarray(samples.astype(np.uint8)).convert("RGB")
+    if image.mode == "F":
+        raise InputError("a floating-point image has no defined white: save it as 8 or 16 bit")
+    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+        return Image.alpha_composite(white, image).convert("RGB")
+    return image.convert("RGB")

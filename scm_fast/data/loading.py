@@ -1,0 +1,209 @@
+"""Loaders: batches on the device, the same whatever the number of workers and processes.
+
+An image's augmentation is drawn from (seed, epoch, index) and nothing else, and loading leaves the global
+random state alone. So batches do not depend on workers, processes or resumption.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+
+import torch
+from torch import distributed
+from torch.utils.data import DataLoader
+
+from ..errors import InputError
+from .cache import DecodedCache
+from .dataset import LocalizationDataset
+from .records import Problem
+from .samples import Batch, Samples, collate
+from .sampling import EvaluationBatches, TrainBatches
+from .transforms import Recipe
+
+logger = logging.getLogger(__name__)
+
+
+class EvaluationLoader:
+    """Iterates over this process's share of a data set. `left_out` collects images that could not be read."""
+
+    def __init__(
+        self, loader: DataLoader, recipe: Recipe, device: torch.device, skip_bad_images: bool
+    ) -> None:
+        self._loader, self._recipe, self.device = loader, recipe, device
+        self._skip_bad_images = skip_bad_images
+        self.left_out: dict[str, Problem] = {}
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self._loader:
+            self._note(batch.problems)
+            if len(batch.labels):
+                yield self._on_device(batch)
+
+    def _note(self, problems: list[Problem]) -> None:
+        if problems and not self._skip_bad_images:
+            raise InputError("\n".join(map(str, problems)))
+        for problem in problems:
+            assert problem.record_id is not None
+            if problem.record_id not in self.left_out:
+                logger.warning("left out %s", problem)
+            self.left_out[problem.record_id] = problem
+
+    def _on_device(self, batch: Batch) -> Batch:
+        images = self._recipe.normalize(batch.images.to(self.device, non_blocking=True))
+        labels = batch.labels.to(self.device, non_blocking=True)
+        return Batch(images, labels, batch.indices, batch.ends_step, batch.problems)
+
+
+class TrainLoader(EvaluationLoader):
+    """Iterates over the rest of an epoch, then moves on to the next.
+
+        for epoch in range(loader.epoch, epochs):
+            for batch in loader:
+                ...                                   # accumulate; step the optimiser if batch.ends_step
+                state = loader.state_dict()           # continues after the last whole step
+
+    steps: optimiser steps an epoch. micro_batches: batches a step.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader,
+        recipe: Recipe,
+        device: torch.device,
+        skip_bad_images: bool,
+        batches: TrainBatches,
+    ) -> None:
+        super().__init__(loader, recipe, device, skip_bad_images)
+        self._batches = batches
+        self.steps, self.micro_batches = batches.steps, batches.micro_batches
+        self.epoch = 0
+        self.step = 0  # whole steps of the epoch that were handed out
+
+    def __len__(self) -> int:
+        """Batches that are left of the epoch."""
+        return (self.steps - self.step) * self.micro_batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        self._batches.epoch, self._batches.step = self.epoch, self.step
+        for number, batch in enumerate(self._loader, 1):
+            self._note(batch.problems)
+            if not len(batch.labels):
+                raise InputError("no readable training image is left")
+            batch.ends_step = number % self.micro_batches == 0
+            if batch.ends_step:
+                self.step += 1
+            yield self._on_device(batch)
+        self.epoch, self.step = self.epoch + 1, 0
+
+    def state_dict(self) -> dict[str, int]:
+        """Position for `load_state_dict`. Micro-batches of a step that is not complete are done again."""
+        finished = self.step == self.steps
+        return {
+            "epoch": self.epoch + finished,
+            "step": 0 if finished else self.step,
+            "seed": self._batches.seed,
+            "images": self._batches.count,
+            "global_batch": self._batches.global_batch,
+        }
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        own = self.state_dict()
+        for name in ("seed", "images", "global_batch"):
+            if state[name] != own[name]:
+                raise InputError(f"cannot resume: {name} was {state[name]} and is now {own[name]}")
+        self.epoch, self.step = state["epoch"], state["step"]
+
+
+def build_train_loader(
+    dataset: LocalizationDataset,
+    recipe: Recipe,
+    *,
+    global_batch: int,
+    micro_batch: int | None = None,
+    seed: int = 0,
+    rank: int | None = None,
+    world: int | None = None,
+    workers: int | None = None,
+    device: torch.device | str = "cpu",
+    cache: DecodedCache | None = None,
+    skip_bad_images: bool = False,
+) -> TrainLoader:
+    """Shuffled, augmented batches of this process.
+
+    global_batch, micro_batch: see `TrainBatches`.
+    rank, world: of this process; taken from torch.distributed when it is in use.
+    workers: processes that decode; by default as many as the cores allow, none for in-memory data.
+    skip_bad_images: an image that cannot be read is replaced by the next one, and listed in `left_out`.
+    """
+    rank, world = _placement(rank, world)
+    device = torch.device(device)
+    batches = TrainBatches(len(dataset), global_batch, micro_batch, seed=seed, rank=rank, world=world)
+    samples = Samples(dataset, recipe, seed, cache, replace_bad=skip_bad_images)
+    loader = _data_loader(samples, batches, workers, device)
+    return TrainLoader(loader, recipe, device, skip_bad_images, batches)
+
+
+def build_evaluation_loader(
+    dataset: LocalizationDataset,
+    recipe: Recipe,
+    *,
+    batch_size: int,
+    rank: int | None = None,
+    world: int | None = None,
+    workers: int | None = None,
+    device: torch.device | str = "cpu",
+    cache: DecodedCache | None = None,
+    skip_bad_images: bool = False,
+) -> EvaluationLoader:
+    """Each image of the data set once, in exactly one process, in order.
+
+    skip_bad_images: an image that cannot be read is in no batch, and listed in `left_out`.
+    The other arguments are those of `build_train_loader`.
+    """
+    rank, world = _placement(rank, world)
+    device = torch.device(device)
+    batches = EvaluationBatches(len(dataset), batch_size, rank=rank, world=world)
+    samples = Samples(dataset, recipe, 0, cache, replace_bad=False)
+    loader = _data_loader(samples, batches, workers, device)
+    return EvaluationLoader(loader, recipe, device, skip_bad_images)
+
+
+def _data_loader(
+    samples: Samples, batches: TrainBatches | EvaluationBatches, workers: int | None, device: torch.device
+) -> DataLoader:
+    if samples.cache is not None:
+        samples.cache.check(samples.dataset, samples.recipe.size)
+    if workers is None:
+        workers = 0 if samples.dataset.in_memory else default_workers(device)
+    return DataLoader(
+        samples,
+        batch_sampler=batches,  # type: ignore[arg-type]
+        num_workers=workers,
+        collate_fn=collate,
+        pin_memory=device.type == "cuda",
+        persistent_workers=workers > 0,
+        prefetch_factor=4 if workers else None,
+        generator=torch.Generator().manual_seed(samples.seed),  # otherwise it would draw from the global one
+    )
+
+
+def default_workers(device: torch.device) -> int:
+    """Decoding processes a training process: its share of the cores, half of it if the model runs on them."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    share = cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(1, min(8, share // 2 if device.type == "cpu" else share))
+
+
+def _placement(rank: int | None, world: int | None) -> tuple[int, int]:
+    if rank is not None and world is not None:
+        return rank, world
+    if rank is not None or world is not None:
+        raise InputError(f"rank={rank}, world={world}: give both or neither")
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return 0, 1

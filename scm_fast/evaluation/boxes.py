@@ -1,0 +1,138 @@
+"""From an activation map to boxes, by the rules of the field's reference evaluator.
+
+A map is resized to the evaluation size, min-max normalised, cut to 8 bits and thresholded; a box is the
+bounding rectangle of a contour. Boxes are `(x0, y0, x1, y1)`; sizes are `(width, height)`, as in OpenCV and
+Pillow. IoU counts pixels: a box covers `x1 - x0 + 1` columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import cv2
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..errors import InputError
+
+EVALUATION_SIZE = (224, 224)
+INTERPOLATIONS = {"cubic": cv2.INTER_CUBIC, "linear": cv2.INTER_LINEAR}
+
+
+def normalize_map(scores: NDArray) -> NDArray[np.float64]:
+    """Min-max to [0, 1]; a constant map, or one with a value that is not finite, becomes zeros."""
+    low, high = scores.min(), scores.max()
+    # NaN and infinity both end up in the range, and one comparison refuses them and the constant map.
+    if not 0 < high - low < np.inf:
+        return np.zeros(scores.shape)
+    shifted = scores - low
+    return shifted / shifted.max()
+
+
+def resize_map(
+    activation: ArrayLike, size: tuple[int, int] = EVALUATION_SIZE, interpolation: str = "cubic"
+) -> NDArray[np.float64]:
+    """An (h, w) map as float64 in [0, 1] at `size` (width, height).
+
+    A constant map becomes zeros. It is recognised before it is resized: cubic weights leave rounding noise on
+    it, which min-max would blow up to the whole range.
+    """
+    if interpolation not in INTERPOLATIONS:
+        raise InputError(f"interpolation must be one of {', '.join(INTERPOLATIONS)}, got {interpolation!r}")
+    scores = np.ascontiguousarray(activation, dtype=np.float64)
+    if scores.ndim != 2 or scores.size == 0:
+        raise InputError(f"an activation map must have shape (h, w), got {scores.shape}")
+    if scores.min() == scores.max():
+        return np.zeros(size[::-1])
+    return normalize_map(cv2.resize(scores, size, interpolation=INTERPOLATIONS[interpolation]))
+
+
+def to_uint8(scores: NDArray) -> NDArray[np.uint8]:
+    """A map in [0, 1] to whole levels 0 ... 255, cut and not rounded."""
+    return (scores * 255).astype(np.uint8)
+
+
+def threshold_level(threshold: float, maximum: int = 255) -> int:
+    """The level that a pixel must exceed to be foreground; `maximum` is the map's largest level."""
+    return int(threshold * maximum)
+
+
+def thresholds(step: float) -> NDArray[np.float64]:
+    """0, step, 2 step, ... below 1."""
+    if not 0 < step <= 1:
+        raise InputError(f"step must be in (0, 1], got {step!r}")
+    return np.arange(0, 1, step)
+
+
+def find_contours(levels: NDArray[np.uint8], level: int) -> Sequence[NDArray]:
+    """All contours of the pixels above `level`, outer ones and holes."""
+    _, foreground = cv2.threshold(levels, level, 255, cv2.THRESH_BINARY)
+    return cv2.findContours(foreground, cv2.RETR_TREE, cv2.CHAIN_APPROX_SIMPLE)[0]
+
+
+def contour_box(contour: NDArray, size: tuple[int, int]) -> tuple[int, int, int, int]:
+    """`(x, y, x + w, y + h)` with right and bottom at most the last pixel of `size`."""
+    x, y, w, h = cv2.boundingRect(contour)
+    return x, y, min(x + w, size[0] - 1), min(y + h, size[1] - 1)
+
+
+def all_boxes(levels: NDArray[np.uint8], threshold: float) -> NDArray[np.int64]:
+    """One box per contour, holes included, (n, 4); `[[0, 0, 0, 0]]` if nothing exceeds the threshold."""
+    height, width = levels.shape
+    contours = find_contours(levels, threshold_level(threshold, int(levels.max())))
+    boxes = [contour_box(contour, (width, height)) for contour in contours]
+    return np.array(boxes or [(0, 0, 0, 0)], dtype=np.int64)
+
+
+def largest_box(levels: NDArray[np.uint8], threshold: float) -> NDArray[np.int64]:
+    """The box of the contour of largest area, the first of equals, (4,); zeros if there is none."""
+    height, width = levels.shape
+    contours = find_contours(levels, threshold_level(threshold, int(levels.max())))
+    if not contours:
+        return np.zeros(4, dtype=np.int64)
+    return np.array(contour_box(max(contours, key=cv2.contourArea), (width, height)), dtype=np.int64)
+
+
+def box_area(boxes: NDArray) -> NDArray:
+    """Pixels that boxes (..., 4) cover, last row and column included."""
+    return (boxes[..., 2] - boxes[..., 0] + 1) * (boxes[..., 3] - boxes[..., 1] + 1)
+
+
+def box_intersection(a: NDArray, b: NDArray) -> NDArray:
+    """Pixels that boxes (n, 4) and (m, 4) share, (n, m)."""
+    left_top = np.maximum(a[:, None, :2], b[None, :, :2])
+    right_bottom = np.minimum(a[:, None, 2:], b[None, :, 2:])
+    sides = np.clip(right_bottom - left_top + 1, 0, None)
+    return sides[..., 0] * sides[..., 1]
+
+
+def box_iou(a: ArrayLike, b: ArrayLike) -> NDArray[np.float64]:
+    """Intersection over union of boxes (n, 4) and (m, 4), (n, m), with the +1 pixel convention."""
+    a, b = np.asarray(a), np.asarray(b)
+    if a.dtype.kind in "ui":  # products of 8- or 16-bit sides would overflow
+        a = a.astype(np.int64)
+    if b.dtype.kind in "ui":
+        b = b.astype(np.int64)
+    shared = box_intersection(a, b)
+    return shared / (box_area(a)[:, None] + box_area(b)[None, :] - shared)
+
+
+def scale_to_evaluation(
+    boxes: ArrayLike, image_size: tuple[float, float], size: tuple[int, int] = EVALUATION_SIZE
+) -> NDArray[np.int64]:
+    """Boxes (n, 4) in pixels of an image of `image_size` to whole pixels of the evaluation size.
+
+    Coordinates are cut, not rounded, and right and bottom are at most the last pixel.
+    """
+    boxes = np.asarray(boxes, dtype=np.float64).reshape(-1, 4)
+    scaled = boxes * np.tile(size, 2) / np.tile(np.asarray(image_size, dtype=np.float64), 2)
+    scaled[:, 2:] = np.minimum(scaled[:, 2:], np.asarray(size) - 1)
+    return scaled.astype(np.int64)
+
+
+def scale_to_image(
+    boxes: ArrayLike, image_size: tuple[float, float], size: tuple[int, int] = EVALUATION_SIZE
+) -> NDArray[np.float64]:
+    """Boxes (..., 4) at the evaluation size back to pixels of the original image."""
+    scale = np.asarray(image_size, dtype=np.float64) / np.asarray(size)
+    return np.asarray(boxes, dtype=np.float64) * np.tile(scale, 2)

@@ -1,0 +1,221 @@
+"""`Localizer`: classes, boxes and maps of anybody's images, in one call.
+
+localizer = Localizer.from_checkpoint("runs/birds")
+for prediction in localizer.predict("photos"):
+    print(prediction.name, prediction.classes[0].name, prediction.box)
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from .data.images import IMAGE_SUFFIXES, image_size, load_image, to_rgb
+from .data.transforms import Recipe
+from .errors import InputError
+from .evaluation.boxes import EVALUATION_SIZE, largest_box, resize_map, scale_to_image, to_uint8
+from .models import LocalizationModel, load_model
+
+logger = logging.getLogger("scm_fast")
+
+# TS-CAM's for CUB. One chosen on validation images is better; the checkpoint keeps it if there is one.
+DEFAULT_THRESHOLD = 0.1
+
+ImageLike: TypeAlias = "str | os.PathLike[str] | Image.Image | NDArray[np.uint8]"
+
+
+@dataclass(frozen=True)
+class ClassScore:
+    index: int
+    name: str
+    score: float  # softmax probability
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the model says about one image."""
+
+    name: str  # the path as it was found, or `image 3` for the fourth of pictures without one
+    size: tuple[int, int]  # (width, height) of the original
+    classes: list[ClassScore]  # best first
+    box: tuple[float, float, float, float]  # x0, y0, x1, y1 in original pixels, around the best class
+    map: NDArray[np.float32]  # (224, 224) in [0, 1], activation of the best class over the whole image
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An image that could not be read."""
+
+    name: str
+    error: str
+
+
+class _Loaded(NamedTuple):
+    name: str
+    size: tuple[int, int]
+    pixels: Tensor  # uint8 (3, H, W) at the network's size
+
+
+class Localizer:
+    """A model for inference with its preprocessing and its box threshold.
+
+    Args:
+        model: from `create_model` or `load_model`; it is copied without its calibration module.
+        device: where to run; CUDA if there is one.
+        batch_size: images that go through the network at once.
+        threshold: of the box, in [0, 1) of the map's range; by default the checkpoint's, or 0.1.
+        top_k: how many classes a prediction lists.
+    """
+
+    def __init__(
+        self,
+        model: LocalizationModel,
+        device: str | torch.device | None = None,
+        batch_size: int = 32,
+        threshold: float | None = None,
+        top_k: int = 5,
+    ) -> None:
+        config = model.config
+        if threshold is None:
+            threshold = DEFAULT_THRESHOLD if config.threshold is None else config.threshold
+        if not 0 <= threshold < 1:
+            raise InputError(f"threshold must be in [0, 1), got {threshold!r}")
+        if batch_size < 1 or top_k < 1:
+            raise InputError(f"batch_size and top_k must be positive, got {batch_size} and {top_k}")
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.model = model.for_inference().to(self.device)
+        self.batch_size = batch_size
+        self.threshold = threshold
+        self.top_k = min(top_k, config.num_classes)
+        self.class_names = list(config.class_names or (str(index) for index in range(config.num_classes)))
+        self.recipe = Recipe(config.image_size, None, config.mean, config.std)
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        path: str | os.PathLike[str],
+        device: str | torch.device | None = None,
+        batch_size: int = 32,
+        threshold: float | None = None,
+        top_k: int = 5,
+    ) -> Localizer:
+        """Of a folder that `save_model` wrote, or a published SCM or TS-CAM file."""
+        return cls(load_model(path), device, batch_size, threshold, top_k)
+
+    def predict(self, images: ImageLike | Iterable[ImageLike]) -> list[Prediction]:
+        """Predictions in the order of the images; one that cannot be read is logged by name and left out.
+
+        images: paths, folders (all images below, sorted), PIL images, RGB arrays (H, W, 3), or several.
+        """
+        predictions = []
+        for result in self.stream(images):
+            if isinstance(result, Failure):
+                logger.warning("left out: %s", result.error)
+            else:
+                predictions.append(result)
+        return predictions
+
+    def stream(self, images: ImageLike | Iterable[ImageLike]) -> Iterator[Prediction | Failure]:
+        """As `predict`, one result at a time and with the failures: for more images than fit in memory."""
+        entries = enumerate(find_images(images))
+        with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as readers:
+
+            def read_ahead() -> list:
+                return [
+                    readers.submit(self._load, *entry) for entry in itertools.islice(entries, self.batch_size)
+                ]
+
+            waiting = read_ahead()
+            while waiting:
+                loaded = [future.result() for future in waiting]
+                waiting = read_ahead()  # decoded while the network works
+                yield from self._localize(loaded)
+
+    def _load(self, index: int, image: ImageLike) -> _Loaded | Failure:
+        if isinstance(image, (str, os.PathLike)):
+            name = os.fspath(image)
+            height, width = self.recipe.size
+            try:
+                picture = load_image(image, target_size=(width, height))
+                return _Loaded(name, image_size(image), self.recipe.prepare(picture))
+            except InputError as error:
+                return Failure(name, str(error))
+        name = f"image {index}"
+        try:
+            picture = to_rgb(image) if isinstance(image, Image.Image) else from_array(image)
+            return _Loaded(name, picture.size, self.recipe.prepare(picture))
+        except InputError as error:
+            return Failure(name, f"{name}: {error}")
+
+    @torch.inference_mode()
+    def _localize(self, loaded: list[_Loaded | Failure]) -> Iterator[Prediction | Failure]:
+        readable = [item for item in loaded if isinstance(item, _Loaded)]
+        predictions: Iterator[Prediction] = iter(())
+        if readable:
+            pixels = torch.stack([item.pixels for item in readable]).to(self.device)
+            localization = self.model(self.recipe.normalize(pixels))
+            scores, classes = localization.logits.softmax(1).topk(self.top_k)
+            maps = localization.activation_map(classes[:, 0])
+            predictions = map(self._describe, readable, scores.tolist(), classes.tolist(), maps.cpu().numpy())
+        for item in loaded:
+            yield next(predictions) if isinstance(item, _Loaded) else item
+
+    def _describe(
+        self, item: _Loaded, scores: list[float], classes: list[int], activation: NDArray[np.float32]
+    ) -> Prediction:
+        resized = resize_map(activation)
+        box = scale_to_image(largest_box(to_uint8(resized), self.threshold), item.size, EVALUATION_SIZE)
+        return Prediction(
+            item.name,
+            item.size,
+            [
+                ClassScore(index, self.class_names[index], score)
+                for index, score in zip(classes, scores, strict=True)
+            ],
+            tuple(box.tolist()),
+            resized.astype(np.float32),
+        )
+
+
+def find_images(images: ImageLike | Iterable[ImageLike]) -> Iterator[ImageLike]:
+    """The images one by one, with every folder replaced by the image files below it."""
+    if isinstance(images, (str, os.PathLike, Image.Image, np.ndarray)):
+        images = [images]
+    for image in images:
+        if isinstance(image, (str, os.PathLike)):
+            yield from image_files(image)
+        else:
+            yield image
+
+
+def image_files(path: str | os.PathLike[str]) -> list[Path]:
+    """The image files below a folder, sorted; anything else is a file by itself, readable or not."""
+    path = Path(path)
+    if not path.is_dir():
+        return [path]
+    files = sorted(p for p in path.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES and p.is_file())
+    if not files:
+        raise InputError(f"{path}: no image files in this folder")
+    return files
+
+
+def from_array(array: NDArray) -> Image.Image:
+    """An RGB image from uint8 (H, W, 3) or (H, W, 4), or grey (H, W)."""
+    if not isinstance(array, np.ndarray):
+        raise InputError(f"expected a path, a PIL image or a numpy array, got {type(array).__name__}")
+    grey_or_colour = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))
+    if array.dtype != np.uint8 or not grey_or_colour or array.size == 0:
+        raise InputError(f"an array must be uint8 (H, W, 3), got {array.dtype} {array.shape}")
+    return to_rgb(Image.fromarray(array))

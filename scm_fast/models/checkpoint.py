@@ -1,0 +1,114 @@
+"""Saving and loading models: `model.safetensors` with `config.json` in one folder, and published files."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from .config import ModelConfig
+from .factory import create_model, model_from_config
+from .localization_model import LocalizationModel
+from .weights import load_strictly, read_file, read_state_dict
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+
+
+def save_model(model: LocalizationModel, folder: str | os.PathLike[str]) -> Path:
+    """Write `config.json` and `model.safetensors` into `folder`; `load_model(folder)` rebuilds the model."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {name: value.contiguous() for name, value in model.state_dict().items()}
+    # Written under another name first: a run that is stopped here leaves the previous checkpoint whole.
+    partial = folder / f"{WEIGHTS_FILE}.partial"
+    safetensors.torch.save_file(weights, partial)
+    model.config.write(folder / CONFIG_FILE)
+    partial.replace(folder / WEIGHTS_FILE)
+    return folder
+
+
+def load_model(path: str | os.PathLike[str]) -> LocalizationModel:
+    """The model of a checkpoint, in evaluation mode, on the CPU.
+
+    path: a folder that `save_model` wrote, the weight file in it, or a published SCM or TS-CAM .pth file.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise InputError(f"{path}: no such checkpoint")
+    weights = path / WEIGHTS_FILE if path.is_dir() else path
+    if weights.suffix != ".safetensors":
+        return _load_published(weights)
+    config_file = weights.parent / CONFIG_FILE
+    if not (weights.is_file() and config_file.is_file()):
+        raise InputError(f"{path}: a checkpoint is a folder with {CONFIG_FILE} and {WEIGHTS_FILE}")
+    model = model_from_config(ModelConfig.read(config_file))
+    state = read_file(weights)
+    if not any(name.startswith("calibration.") for name in state):
+        model.calibration = None  # saved from `for_inference()`, or a method without one
+    load_strictly(model, state, str(weights))
+    return model.eval()
+
+
+def _load_published(path: Path) -> LocalizationModel:
+    """A DeiT of the SCM or TS-CAM authors' training code, recognised by its names and shapes."""
+    state = read_state_dict(path)
+    head = state.get("head.weight")
+    if head is None or head.ndim != 4 or "pos_embed" not in state:
+        raise InputError(
+            f"{path}: not a published SCM or TS-CAM checkpoint: it must have pos_embed and a head.weight of "
+            "shape (classes, channels, 3, 3). Backbone weights go to create_model(pretrained=...)"
+        )
+    num_blocks = len({name for name in state if re.fullmatch(r"layers\.\d+\.thred", name)})
+    blocks: dict[str, Any] = {}
+    if num_blocks:
+        blocks = {"num_blocks": num_blocks, "iterations": (16, *(4,) * (num_blocks - 1))}
+    model = create_model(
+        _deit_name(state, path),
+        num_classes=head.shape[0],
+        method="scm" if num_blocks else "tscam",
+        preset="official",
+        image_size=_image_size(state),
+        **blocks,
+    )
+    ours: dict[str, Tensor] = {}
+    for name, value in state.items():
+        if name.startswith("head."):
+            ours[name] = value
+        elif not name.startswith("layers."):
+            ours[f"backbone.{name}"] = value
+        elif not name.endswith((".thred", ".fuse._loss_rate")):
+            ours[name] = value  # unknown: load_strictly will name it
+    if num_blocks:
+        for parameter, theirs in (("beta", "thred"), ("lam", "fuse._loss_rate")):
+            values = [state[name] for i in range(num_blocks) if (name := f"layers.{i}.{theirs}") in state]
+            if len(values) != num_blocks:
+                raise InputError(f"{path}: layers.*.{theirs} is missing in some of the {num_blocks} blocks")
+            ours[f"calibration.{parameter}"] = torch.cat(values).to(head.dtype)
+    load_strictly(model, ours, str(path))
+    return model.eval()
+
+
+def _deit_name(state: dict[str, Tensor], path: Path) -> str:
+    width = state["pos_embed"].shape[-1]
+    patch = state["patch_embed.proj.weight"].shape[-1]
+    sizes = {192: "tiny", 384: "small", 768: "base"}
+    if width not in sizes or patch != 16:
+        raise InputError(
+            f"{path}: expected DeiT-Tiny, -Small or -Base with patches of 16 pixels, "
+            f"found width {width} and patches of {patch}"
+        )
+    distilled = "distilled_" if "dist_token" in state else ""
+    return f"deit_{sizes[width]}_{distilled}patch16_224"
+
+
+def _image_size(state: dict[str, Tensor]) -> int:
+    """The side in pixels, from the number of position embeddings; published models are square."""
+    prefix = 2 if "dist_token" in state else 1
+    return 16 * round((state["pos_embed"].shape[1] - prefix) ** 0.5)

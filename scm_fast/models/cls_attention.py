@@ -1,0 +1,224 @@
+"""The CLS token's attention to every token, computed beside the fused attention.
+
+    row = mean_heads softmax(q_cls k^T * scale + mask_cls)          (B, N)
+
+The fused attention stays as it is and the N x N matrix is never formed: one row a head costs about 1/N of the
+matrix. The attention modules of timm are covered by subclasses that differ from them in this alone, so
+`torch.compile` traces them without a graph break. `cover_attention` turns a module into its subclass in
+place, with the same parameters under the same names.
+
+A row leaves its module through a recording that the thread has open:
+
+    with record_cls_rows() as rows:
+        tokens = backbone.forward_features(images)
+    attention = torch.stack(rows).mean(0)
+
+Whether a module computes its row depends on the module alone and not on an open recording: when activation
+checkpointing runs a block again in the backward pass, it must do exactly what it did in the forward pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import timm.layers
+import timm.models.beit
+import timm.models.eva
+import torch
+import torch.nn.functional as F
+from timm.layers import apply_rot_embed_cat
+from torch import Tensor, nn
+
+from ..errors import InputError
+
+# One open recording a thread: a model may serve several threads at once.
+_thread = threading.local()
+
+
+@contextlib.contextmanager
+def record_cls_rows() -> Iterator[list[Tensor]]:
+    """Collect the rows, each (B, N), of the covered attention modules that run inside the `with`."""
+    outer = getattr(_thread, "rows", None)
+    rows: list[Tensor] = []
+    _thread.rows = rows
+    try:
+        yield rows
+    finally:
+        _thread.rows = outer
+
+
+def cls_row(q: Tensor, k: Tensor, scale: float, mask: Tensor | None = None) -> Tensor:
+    """Attention of token 0 to all tokens, averaged over heads: q, k (B, heads, N, d) -> (B, N).
+
+    `mask` broadcasts to (B, heads, N, N) and is added, or chooses where it is boolean, as in
+    `scaled_dot_product_attention`. The softmax is in float32, or float64 where q is.
+    """
+    query = q[:, :, 0] * scale  # [B, heads, d]; scaled first, so that float16 products stay in range
+    if k.is_contiguous():
+        scores = (query.unsqueeze(2) @ k.mT).squeeze(2)  # [B, heads, N]
+    else:
+        # Here k is a slice of a (B, N, 3, heads, d) projection, which a matmul batched over B and heads would
+        # copy and keep for the backward pass. With the heads' queries as blocks of one (heads * d, heads)
+        # matrix the keys are used where they lie.
+        heads = torch.eye(q.shape[1], dtype=q.dtype, device=q.device)
+        blocks = (query.unsqueeze(-1) * heads.unsqueeze(1)).flatten(1, 2)  # [B, heads * d, heads]
+        scores = (k.transpose(1, 2).flatten(2) @ blocks).mT  # [B, heads, N]
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    if mask is not None:
+        row_mask = mask[..., 0, :]
+        if mask.dtype == torch.bool:
+            scores = scores.masked_fill(~row_mask, float("-inf"))
+        else:
+            scores = scores + row_mask
+    return scores.softmax(-1).mean(1)
+
+
+class _CoveredAttention(nn.Module):
+    """What the covered classes share; each is mixed with the timm class that it covers."""
+
+    row_in_training: bool
+    scale: float
+    num_heads: int
+    attn_drop: nn.Dropout
+    # Of some classes and not of others; mypy knows them no better than as modules or tensors.
+    qkv: Any
+    q_proj: Any
+    k_proj: Any
+    v_proj: Any
+    q_bias: Any
+    k_bias: Any
+    v_bias: Any
+    norm: Any
+    proj: Any
+    proj_drop: Any
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        """q, k, v (B, heads, N, d) -> (B, N, heads * d), with the CLS row recorded on the way."""
+        if self.row_in_training or not self.training:
+            row = cls_row(q, k, self.scale, mask)
+            rows = getattr(_thread, "rows", None)
+            if rows is not None:
+                rows.append(row)
+        dropout = self.attn_drop.p if self.training else 0.0
+        x = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+        return x.transpose(1, 2).flatten(2)
+
+    def project_out(self, x: Tensor, gate: Tensor | None) -> Tensor:
+        x = self.norm(x)
+        if gate is not None:
+            x = x * gate
+        return self.proj_drop(self.proj(x))
+
+    def open_gate(self, x: Tensor) -> Tensor | None:
+        gate = getattr(self, "gate", None)  # older timm has none
+        return None if gate is None else gate(x).sigmoid()
+
+    def split_heads(self, x: Tensor, heads: int) -> Tensor:
+        """(B, N, heads * d) -> (B, heads, N, d)"""
+        return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+    def project_in(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x (B, N, D) -> q, k, v (B, heads, N, d), by one projection or three."""
+        if self.qkv is None:
+            kv_heads = getattr(self, "num_kv_heads", self.num_heads)
+            return (
+                self.split_heads(self.q_proj(x), self.num_heads),
+                self.split_heads(self.k_proj(x), kv_heads),
+                self.split_heads(self.v_proj(x), kv_heads),
+            )
+        if getattr(self, "q_bias", None) is None:
+            qkv = self.qkv(x)
+        else:
+            bias = torch.cat((self.q_bias, self.k_bias, self.v_bias))
+            separate = self.qkv_bias_separate
+            qkv = self.qkv(x) + bias if separate else F.linear(x, self.qkv.weight, bias)
+        return qkv.unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+def _refuse_causal(is_causal: bool) -> None:
+    if is_causal:
+        raise InputError("causal attention has no CLS map: the CLS token would see itself alone")
+
+
+class VitAttention(_CoveredAttention, timm.layers.Attention):
+    """ViT, DeiT, DeiT-III, DINO, DINOv2, CLIP, PiT, Conformer."""
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        _refuse_causal(is_causal)
+        gate = self.open_gate(x)
+        q, k, v = self.project_in(x)
+        x = self.attend(self.q_norm(q), self.k_norm(k), v, attn_mask)
+        return self.project_out(x, gate)
+
+
+class _RopeAttention(_CoveredAttention):
+    """Rotary position embeddings on the patch tokens; the prefix tokens have none."""
+
+    num_prefix_tokens: int
+    q_norm: Any
+    k_norm: Any
+
+    def rotate(self, x: Tensor, rope: Tensor) -> Tensor:
+        prefix, patches = x[:, :, : self.num_prefix_tokens], x[:, :, self.num_prefix_tokens :]
+        half = getattr(self, "rotate_half", False)
+        return torch.cat([prefix, apply_rot_embed_cat(patches, rope, half=half)], dim=2)
+
+    def forward(
+        self,
+        x: Tensor,
+        rope: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        _refuse_causal(is_causal)
+        gate = self.open_gate(x)
+        q, k, v = self.project_in(x)
+        q, k = self.q_norm(q), self.k_norm(k)
+        if rope is not None:
+            q, k = self.rotate(q, rope).type_as(v), self.rotate(k, rope).type_as(v)
+        groups = q.shape[1] // k.shape[1]  # grouped-query attention: several query heads share a key head
+        if groups > 1:
+            k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+        return self.project_out(self.attend(q, k, v, attn_mask), gate)
+
+
+class RopeAttention(_RopeAttention, timm.layers.AttentionRope):
+    """EVA-style models with timm's general rotary attention."""
+
+
+class EvaAttention(_RopeAttention, timm.models.eva.EvaAttention):
+    """EVA02, EVA-CLIP, DINOv3."""
+
+
+class BeitAttention(_CoveredAttention, timm.models.beit.Attention):
+    """BEiT, BEiTv2: a learned bias for every pair of positions, of the block, of the model, or both."""
+
+    def forward(self, x: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Tensor:
+        bias = shared_rel_pos_bias
+        if self.relative_position_bias_table is not None:
+            own = self._get_rel_pos_bias()
+            bias = own if bias is None else own + bias
+        q, k, v = self.project_in(x)
+        return self.proj_drop(self.proj(self.attend(q, k, v, bias)))
+
+
+COVERED: dict[type[nn.Module], type[nn.Module]] = {
+    timm.layers.Attention: VitAttention,
+    timm.layers.AttentionRope: RopeAttention,
+    timm.models.eva.EvaAttention: EvaAttention,
+    timm.models.beit.Attention: BeitAttention,
+}
+
+
+def can_cover(attention: nn.Module) -> bool:
+    # Exact types: a subclass may have a forward of its own.
+    return type(attention) in COVERED or type(attention) in COVERED.values()
+
+
+def cover_attention(attention: Any, row_in_training: bool) -> None:
+    """Make `attention` record its CLS row, in evaluation mode and, if asked for, in training mode."""
+    attention.__class__ = COVERED.get(type(attention), type(attention))
+    attention.row_in_training = row_in_training

@@ -1,0 +1,131 @@
+"""`create_model`: a localisation model by name."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from ..calibration import PRESETS, SpatialCalibration
+from ..errors import InputError
+from . import backbones
+from .config import METHODS, ModelConfig
+from .localization_model import LocalizationModel, linear_head, semantic_head
+from .weights import load_pretrained
+
+_CALIBRATION_KEYWORDS = tuple(inspect.signature(SpatialCalibration).parameters)
+
+
+def create_model(
+    backbone: str,
+    num_classes: int,
+    method: str = "scm",
+    pretrained: bool | str | os.PathLike[str] = False,
+    *,
+    preset: str = "paper",
+    image_size: int | Sequence[int] | None = None,
+    attention_layers: Sequence[int] | None = None,
+    drop_path_rate: float = 0.0,
+    class_names: Sequence[str] | None = None,
+    backbone_options: dict[str, Any] | None = None,
+    **calibration: Any,
+) -> LocalizationModel:
+    """A transformer that is trained on labels and tells where the object is.
+
+    >>> model = create_model("deit_small_patch16_224", num_classes=200, pretrained=True)
+    >>> logits = model.train()(images)
+    >>> localization = model.eval()(images)
+    >>> maps = localization.activation_map(labels)  # (B, 14, 14)
+
+    Args:
+        backbone: a timm name with a CLS token, or `conformer_small_patch16`.
+        num_classes: how many classes.
+        method: `scm`; `tscam`, the same network trained without calibration; or `cls`, a linear
+            classifier on the CLS token.
+        pretrained: False, True for timm's hub, or a .safetensors or .pth file with the backbone's names.
+        preset: `paper` or `official`: head initialisation and calibration.
+        image_size: pixels, one number or (height, width); the backbone's own if None.
+        attention_layers: layers whose CLS attention is averaged, negative from the end; None for all.
+        drop_path_rate: stochastic depth of the backbone.
+        class_names: kept with the model, for people who read its predictions.
+        backbone_options: further keywords of timm's model, e.g. `{"dynamic_img_size": True}`.
+        calibration: keywords of SpatialCalibration that override the preset, e.g. `iterations=6`.
+    """
+    if method not in METHODS:
+        raise InputError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+    if preset not in PRESETS:
+        raise InputError(f"preset must be one of {', '.join(PRESETS)}, got {preset!r}")
+    if not isinstance(num_classes, int) or num_classes < 1:
+        raise InputError(f"num_classes must be a positive integer, got {num_classes!r}")
+    if class_names is not None and len(class_names) != num_classes:
+        raise InputError(f"class_names must have {num_classes} entries, one a class, got {len(class_names)}")
+    if unknown := calibration.keys() - set(_CALIBRATION_KEYWORDS):
+        raise InputError(
+            f"unknown arguments {', '.join(sorted(unknown))}; those of the calibration are "
+            f"{', '.join(_CALIBRATION_KEYWORDS)}"
+        )
+    if calibration and method != "scm":
+        raise InputError(f"method {method!r} has no calibration, so {', '.join(calibration)} cannot be set")
+
+    size = (image_size, image_size) if isinstance(image_size, int) else image_size
+    from_hub = pretrained is True
+    hub_classifier = from_hub and method == "cls"
+    network = backbones.build_backbone(
+        backbone,
+        num_classes,
+        size,
+        drop_path_rate,
+        backbone_options,
+        from_hub,
+        hub_classifier,
+    )
+    backbones.check_backbone(backbone, network)
+    backbones.cover_backbone(network, attention_layers, row_in_training=method == "scm")
+    mean, std = backbones.channel_statistics(network)
+    config = ModelConfig(
+        backbone=backbone,
+        num_classes=num_classes,
+        method=method,
+        preset=preset,
+        image_size=(size[0], size[1]) if size else backbones.default_image_size(network),
+        mean=mean,
+        std=std,
+        attention_layers=attention_layers and list(attention_layers),
+        drop_path_rate=drop_path_rate,
+        backbone_options=dict(backbone_options or {}),
+        calibration=calibration,
+        class_names=class_names and list(class_names),
+    )
+    model = LocalizationModel(
+        config,
+        network,
+        linear_head(network.embed_dim, num_classes)
+        if method == "cls"
+        else semantic_head(network.embed_dim, num_classes, preset),
+        SpatialCalibration.from_preset(preset, **calibration) if method == "scm" else None,
+    )
+    if hub_classifier:
+        model.head.load_state_dict(backbones.detach_classifier(network))
+    elif not isinstance(pretrained, bool):
+        load_pretrained(model, pretrained)
+    return model
+
+
+def model_from_config(config: ModelConfig) -> LocalizationModel:
+    """The model that `config` describes, with fresh weights and the images' statistics of `config`."""
+    model = create_model(
+        config.backbone,
+        config.num_classes,
+        config.method,
+        preset=config.preset,
+        image_size=config.image_size,
+        attention_layers=config.attention_layers,
+        drop_path_rate=config.drop_path_rate,
+        class_names=config.class_names,
+        backbone_options=config.backbone_options,
+        **config.calibration,
+    )
+    model.config.mean, model.config.std = config.mean, config.std
+    model.config.threshold = config.threshold
+    return model

@@ -1,0 +1,276 @@
+"""Localizer, `scm-fast predict` and `scm-fast export`, on real files."""
+
+import csv
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from scm_fast import InputError, Localizer, create_model, load_model, save_model
+from scm_fast.cli import main
+from scm_fast.evaluation.boxes import box_iou
+from scm_fast.models.export import export_model
+
+DATA = os.environ.get("SCM_FAST_DATA")
+SMALL = {"depth": 2, "embed_dim": 48, "num_heads": 3}
+NAMES = ["red", "green", "blue"]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A model that sees colours: the head reads three channels that the patch embedding makes of them.
+
+    With zeroed blocks a token is its patch's mean colour, so a red square is class 0, and its box is known.
+    """
+    model = create_model("deit_tiny_patch16_224", 3, class_names=NAMES, backbone_options=SMALL | {"depth": 1})
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.backbone.norm.weight.fill_(1)
+        for channel in range(3):
+            model.backbone.patch_embed.proj.weight[channel, channel] = 1 / 256
+            model.head.weight[channel, channel, 1, 1] = 1
+    return save_model(model, tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Black pictures with one coloured rectangle: file -> (class, box in pixels)."""
+    folder = tmp_path_factory.mktemp("pictures")
+    truth = {}
+    for index, (size, box) in enumerate([
+        ((448, 448), (64, 96, 256, 288)), ((640, 320), (320, 80, 480, 240)), ((100, 300), (20, 100, 80, 200)),
+    ]):  # fmt: skip
+        picture = Image.new("RGB", size)
+        picture.paste(tuple(255 * (channel == index) for channel in range(3)), box)
+        path = folder / "sub" / f"{NAMES[index]}.png"
+        path.parent.mkdir(exist_ok=True)
+        picture.save(path)
+        truth[path] = (index, box)
+    (folder / "notes.txt").write_text("not an image")
+    return folder, truth
+
+
+def check(prediction, expected):
+    index, box = expected
+    assert prediction.classes[0].index == index
+    assert prediction.classes[0].name == NAMES[index]
+    assert box_iou([prediction.box], [box])[0, 0] > 0.6
+    assert prediction.map.shape == (224, 224)
+    assert (prediction.map.min(), prediction.map.max()) == (0, 1)
+    scores = [c.score for c in prediction.classes]
+    assert scores == sorted(scores, reverse=True)
+    assert sum(scores) == pytest.approx(1)
+
+
+def test_paths_pictures_arrays_and_folders_give_the_same_boxes(checkpoint, pictures):
+    folder, truth = pictures
+    localizer = Localizer.from_checkpoint(checkpoint, batch_size=2, threshold=0.5)
+    by_path = localizer.predict(list(truth))
+    for prediction, (path, expected) in zip(by_path, truth.items(), strict=True):
+        check(prediction, expected)
+        assert prediction.name == str(path)
+        with Image.open(path) as image:
+            assert prediction.size == image.size
+    by_folder = localizer.predict(folder)
+    assert [p.name for p in by_folder] == sorted(str(p) for p in truth)
+    images = [Image.open(path) for path in truth]
+    for kind in (
+        images,
+        [np.asarray(image) for image in images],
+        [image.convert("RGBA") for image in images],
+    ):
+        for prediction, reference in zip(localizer.predict(kind), by_path, strict=True):
+            assert prediction.box == reference.box
+            np.testing.assert_array_equal(prediction.map, reference.map)
+    (single,) = localizer.predict(next(iter(truth)))
+    assert single.box == by_path[0].box
+    assert localizer.predict(np.asarray(images[1]))[0].name == "image 0"
+
+
+def test_batches_do_not_change_results(checkpoint, pictures):
+    _, truth = pictures
+    paths = list(truth) * 3
+    one = Localizer.from_checkpoint(checkpoint, batch_size=1).predict(paths)
+    many = Localizer.from_checkpoint(checkpoint, batch_size=4).predict(paths)
+    assert [p.box for p in one] == [p.box for p in many]
+
+
+def test_the_threshold_is_the_argument_then_the_checkpoints(checkpoint, tmp_path):
+    model = load_model(checkpoint)
+    assert Localizer(model).threshold == 0.1
+    model.config.threshold = 0.3
+    again = load_model(save_model(model, tmp_path))
+    assert Localizer(again).threshold == 0.3
+    assert Localizer(again, threshold=0).threshold == 0
+    with pytest.raises(InputError, match=r"threshold must be in \[0, 1\), got 1.5"):
+        Localizer(again, threshold=1.5)
+
+
+def test_an_unreadable_image_is_named_and_the_rest_go_on(checkpoint, pictures, tmp_path, caplog):
+    _, truth = pictures
+    bad = tmp_path / "broken.jpg"
+    bad.write_bytes(b"\xff\xd8\xff nothing")
+    good = list(truth)
+    localizer = Localizer.from_checkpoint(checkpoint, batch_size=2, threshold=0.5)
+    with caplog.at_level(logging.WARNING, "scm_fast"):
+        predictions = localizer.predict(
+            [good[0], bad, tmp_path / "missing.png", good[1], np.zeros((4, 4, 2), np.uint8)]
+        )
+    assert [p.name for p in predictions] == [str(good[0]), str(good[1])]
+    check(predictions[1], truth[good[1]])
+    assert str(bad) in caplog.text
+    assert f"{tmp_path / 'missing.png'}: no such image file" in caplog.text
+    assert "image 4: an array must be uint8 (H, W, 3), got uint8 (4, 4, 2)" in caplog.text
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="empty: no image files in this folder"):
+        localizer.predict(tmp_path / "empty")
+
+
+def run_predict(*arguments):
+    return main(["predict", *(str(a) for a in arguments)])
+
+
+def test_predict_writes_json_and_overlays(checkpoint, pictures, tmp_path, capsys):
+    folder, truth = pictures
+    arguments = ["--checkpoint", checkpoint, "--out", tmp_path, "--threshold", 0.5, "--overlay"]
+    assert run_predict(folder, *arguments) == 0
+    assert "3 images in" in capsys.readouterr().out
+    entries = {Path(e["image"]): e for e in json.loads((tmp_path / "predictions.json").read_text())}
+    assert entries.keys() == truth.keys()
+    for path, (index, box) in truth.items():
+        assert entries[path]["classes"][0]["name"] == NAMES[index]
+        assert box_iou([entries[path]["box"]], [box])[0, 0] > 0.6
+        with (
+            Image.open(path) as original,
+            Image.open(tmp_path / "overlays/sub" / f"{path.stem}.jpg") as overlay,
+        ):
+            assert overlay.size == original.size
+            assert np.abs(np.asarray(overlay, int) - np.asarray(original.convert("RGB"), int)).mean() > 10
+
+
+def test_predict_writes_coco_csv_and_yolo_of_the_same_boxes(checkpoint, pictures, tmp_path):
+    folder, truth = pictures
+    for form in ("json", "coco", "csv", "yolo"):
+        assert run_predict(folder, "--checkpoint", checkpoint, "--out", tmp_path, "--format", form) == 0
+    boxes = {e["image"]: e["box"] for e in json.loads((tmp_path / "predictions.json").read_text())}
+    coco = json.loads((tmp_path / "predictions.coco.json").read_text())
+    assert [c["name"] for c in coco["categories"]] == NAMES
+    files = {image["id"]: image["file_name"] for image in coco["images"]}
+    rows = {row["image"]: row for row in csv.DictReader((tmp_path / "predictions.csv").open())}
+    assert len(coco["annotations"]) == len(rows) == len(boxes) == 3
+    assert (tmp_path / "classes.txt").read_text().split() == NAMES
+    for annotation in coco["annotations"]:
+        name = files[annotation["image_id"]]
+        x0, y0, x1, y1 = boxes[name]
+        assert annotation["bbox"] == pytest.approx([x0, y0, x1 - x0, y1 - y0], abs=0.02)
+        assert [float(rows[name][key]) for key in ("x0", "y0", "x1", "y1")] == pytest.approx([x0, y0, x1, y1])
+        label, *values = (tmp_path / "labels/sub" / f"{Path(name).stem}.txt").read_text().split()
+        assert int(label) == annotation["category_id"] == truth[Path(name)][0]
+        with Image.open(name) as image:
+            width, height = image.size
+        xc, yc, w, h = (float(v) for v in values)
+        corners = (xc - w / 2) * width, (yc - h / 2) * height, (xc + w / 2) * width, (yc + h / 2) * height
+        assert corners == pytest.approx((x0, y0, x1, y1), abs=0.02)
+
+
+def test_predict_reports_unreadable_images_in_its_exit_status(checkpoint, pictures, tmp_path):
+    folder, _ = pictures
+    bad = tmp_path / "bad.png"
+    bad.write_bytes(b"no image")
+    command = [sys.executable, "-m", "scm_fast.cli", "predict", str(bad), str(folder)]
+    done = subprocess.run(
+        [*command, "--checkpoint", str(checkpoint), "--out", str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert str(bad) in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "3 images in" in done.stdout
+    assert "1 could not be read" in done.stdout
+    assert len(json.loads((tmp_path / "out/predictions.json").read_text())) == 3
+
+
+def test_predict_keeps_files_of_one_name_apart(checkpoint, tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        for suffix in ("png", "bmp"):
+            Image.new("RGB", (32, 32)).save(tmp_path / folder / f"x.{suffix}")
+    out = tmp_path / "out"
+    status = run_predict(
+        tmp_path / "a", tmp_path / "b", "--checkpoint", checkpoint, "--out", out, "--format", "yolo"
+    )
+    assert status == 0
+    assert sorted(p.name for p in (out / "labels").iterdir()) == ["x-2.txt", "x-3.txt", "x-4.txt", "x.txt"]
+
+
+def test_wrong_arguments_exit_with_2(checkpoint, pictures, tmp_path, capsys):
+    folder, _ = pictures
+    assert run_predict(folder, "--checkpoint", tmp_path / "nowhere", "--out", tmp_path) == 2
+    assert "nowhere: no such checkpoint" in capsys.readouterr().err
+    (tmp_path / "file").write_text("")
+    assert run_predict(folder, "--checkpoint", checkpoint, "--out", tmp_path / "file") == 2
+    assert "this is a file, not a folder" in capsys.readouterr().err
+    assert main(["export", "--checkpoint", str(checkpoint), "--out", str(tmp_path / "model.bin")]) == 2
+    assert "must be one of .pt2, .onnx" in capsys.readouterr().err
+
+
+def test_exported_program_runs_without_the_package(checkpoint, tmp_path, capsys):
+    path = tmp_path / "model.pt2"
+    assert main(["export", "--checkpoint", str(checkpoint), "--out", str(path)]) == 0
+    assert "images: 224 x 224" in capsys.readouterr().out
+    images = torch.randn(5, 3, 224, 224)
+    torch.save(images, tmp_path / "images.pt")
+    code = (
+        "import sys, torch; images = torch.load('images.pt'); "
+        "out = torch.export.load('model.pt2').module()(images); torch.save(out, 'out.pt'); "
+        "assert not any(name.split('.')[0] in ('scm_fast', 'timm') for name in sys.modules), 'imports'"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    expected = load_model(checkpoint)(images)._asdict()
+    torch.testing.assert_close(torch.load(tmp_path / "out.pt"), expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["scm", "cls"])
+@pytest.mark.parametrize("backbone", ["deit_tiny_patch16_224", "vit_small_patch16_dinov3"])
+def test_onnx_equals_the_model_for_any_batch(tmp_path, backbone, method):
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxscript")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model = create_model(backbone, 5, method, image_size=64, backbone_options=SMALL)
+    path = tmp_path / "model.onnx"
+    assert export_model(model, path) < 1e-5
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = ["logits", "attention"] + ["semantic"] * (method == "scm")
+    assert [output.name for output in session.get_outputs()] == names
+    for batch in (1, 5):
+        images = torch.randn(batch, 3, 64, 64)
+        outputs = session.run(None, {"images": images.numpy()})
+        expected = [t for t in model.for_inference()(images) if t is not None]
+        for ours, theirs in zip(outputs, expected, strict=True):
+            torch.testing.assert_close(torch.from_numpy(ours), theirs, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.skipif(not DATA, reason="SCM_FAST_DATA is not set: the folder with weights and CUB images")
+@pytest.mark.parametrize("method", ["scm", "tscam"])
+def test_real_birds(tmp_path, method):
+    weights = Path(DATA) / "weights/deit_tiny_patch16_224.safetensors"
+    model = create_model("deit_tiny_patch16_224", 200, method, pretrained=weights)
+    folder = Path(DATA) / "CUB_200_2011/images/014.Indigo_Bunting"
+    checkpoint = save_model(model, tmp_path / "checkpoint")
+    files = sorted(folder.glob("*.jpg"))[:3]
+    assert run_predict(*files, "--checkpoint", checkpoint, "--out", tmp_path / "out", "--overlay") == 0
+    for entry in json.loads((tmp_path / "out/predictions.json").read_text()):
+        x0, y0, x1, y1 = entry["box"]
+        assert 0 <= x0 < x1 <= entry["width"]
+        assert 0 <= y0 < y1 <= entry["height"]
+    assert len(list((tmp_path / "out/overlays").glob("*.jpg"))) == 3

@@ -1,0 +1,289 @@
+"""The localisation model against a literal network: every matrix formed, nothing fused."""
+
+import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torchvision.transforms import functional as transforms
+
+from scm_fast import InputError, Localization, create_model, reference
+from scm_fast.models import load_model, save_model
+
+DATA = os.environ.get("SCM_FAST_DATA")
+needs_data = pytest.mark.skipif(
+    not DATA, reason="SCM_FAST_DATA is not set: the folder with weights and CUB images"
+)
+SMALL = {"depth": 2, "embed_dim": 48, "num_heads": 3}
+
+
+def literal_deit(weights, images, heads, patch):
+    """DeiT by its equations: normalised tokens (B, N, D), and every attention matrix (B, heads, N, N)."""
+    B, _, height, width = images.shape
+    patches = images.reshape(B, 3, height // patch, patch, width // patch, patch).permute(0, 2, 4, 1, 3, 5)
+    x = patches.flatten(3).flatten(1, 2) @ weights["patch_embed.proj.weight"].flatten(1).T
+    x = torch.cat([weights["cls_token"].expand(B, -1, -1), x + weights["patch_embed.proj.bias"]], 1)
+    x = x + weights["pos_embed"]
+    matrices = []
+
+    def norm(x, name):
+        centred = x - x.mean(-1, keepdim=True)
+        variance = centred.square().mean(-1, keepdim=True)
+        return centred / (variance + 1e-6).sqrt() * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+
+    def linear(x, name):
+        return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+
+    for block in range(sum(name.endswith("norm1.weight") for name in weights)):
+        prefix = f"blocks.{block}"
+        qkv = linear(norm(x, f"{prefix}.norm1"), f"{prefix}.attn.qkv")
+        q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in qkv.chunk(3, -1))
+        attention = torch.exp(q @ k.mT / q.shape[-1] ** 0.5)
+        attention = attention / attention.sum(-1, keepdim=True)
+        matrices.append(attention)
+        x = x + linear((attention @ v).transpose(1, 2).flatten(2), f"{prefix}.attn.proj")
+        hidden = linear(norm(x, f"{prefix}.norm2"), f"{prefix}.mlp.fc1")
+        hidden = hidden * (1 + torch.erf(hidden / 2**0.5)) / 2
+        x = x + linear(hidden, f"{prefix}.mlp.fc2")
+    return norm(x, "norm"), matrices
+
+
+def literal_scm(weights, images, heads, patch, iterations, detach_init, alpha=0.002):
+    """Logits in training, F0 and S0 of an SCM model with the weights of its state dict."""
+    backbone = {
+        name.removeprefix("backbone."): w for name, w in weights.items() if name.startswith("backbone.")
+    }
+    tokens, matrices = literal_deit(backbone, images, heads, patch)
+    grid = images.shape[-2] // patch, images.shape[-1] // patch
+    F0 = torch.stack(matrices).mean((0, 2))[:, 0, 1:].unflatten(1, grid)
+    padded = F.pad(tokens[:, 1:].transpose(1, 2).unflatten(2, grid), (1, 1, 1, 1))
+    S0 = weights["head.bias"].view(1, -1, 1, 1)
+    for i in range(3):
+        for j in range(3):
+            shifted = padded[:, :, i : i + grid[0], j : j + grid[1]]
+            S0 = S0 + torch.einsum("bdhw,cd->bchw", shifted, weights["head.weight"][:, :, i, j])
+    calibration = weights["calibration.lam"], weights["calibration.beta"]
+    logits = reference.spatial_calibration(S0, F0, *calibration, iterations, alpha, detach_init)[0]
+    return logits, F0, S0
+
+
+@pytest.mark.parametrize("preset", ["paper", "official"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_deit_tiny_with_scm_equals_the_literal_network(preset, dtype):
+    torch.manual_seed(0)
+    weights_file = Path(DATA) / "weights/deit_tiny_patch16_224.safetensors" if DATA else False
+    model = create_model("deit_tiny_patch16_224", 20, "scm", weights_file, preset=preset).to(dtype)
+    images = torch.randn(2, 3, 224, 224, dtype=dtype)
+    labels = torch.tensor([3, 11])
+    weights = {name: w.detach().clone().requires_grad_() for name, w in model.state_dict().items()}
+
+    logits, F0, S0 = literal_scm(weights, images, 3, 16, model.calibration.iterations, preset == "official")
+    (F.cross_entropy(logits, labels)).backward()
+    got = model.train()(images)
+    F.cross_entropy(got, labels).backward()
+    evaluated = model.eval()(images)
+
+    value, gradient = (1e-10, 1e-8) if dtype == torch.float64 else (2e-5, 2e-3)
+    torch.testing.assert_close(got, logits, atol=value, rtol=value)
+    torch.testing.assert_close(evaluated.attention, F0, atol=value, rtol=value)
+    torch.testing.assert_close(evaluated.semantic, S0, atol=value, rtol=value)
+    torch.testing.assert_close(evaluated.logits, S0.mean((2, 3)), atol=value, rtol=value)
+    for name, parameter in model.named_parameters():
+        expected = weights[name].grad
+        if name == "calibration.beta" and dtype == torch.float32:
+            continue  # min-max removes beta's scale: what is left of its gradient is rounding in float32
+        scale = expected.abs().max()
+        assert scale > 0, name
+        error = ((parameter.grad - expected).abs().max() / scale).item()
+        assert error < gradient, f"{name}: {error:.1e}"
+
+
+def test_methods_share_the_network():
+    torch.manual_seed(0)
+    images = torch.randn(2, 3, 64, 96)
+    scm = create_model("deit_tiny_patch16_224", 7, "scm", image_size=(64, 96), backbone_options=SMALL)
+    tscam = create_model("deit_tiny_patch16_224", 7, "tscam", image_size=(64, 96), backbone_options=SMALL)
+    assert scm.state_dict().keys() - tscam.state_dict().keys() == {"calibration.lam", "calibration.beta"}
+    tscam.load_state_dict({k: v for k, v in scm.state_dict().items() if not k.startswith("calibration.")})
+    for ours, theirs in zip(scm.eval()(images), tscam.eval()(images), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    # TS-CAM trains the pooled semantic map; SCM trains the calibrated one.
+    torch.testing.assert_close(tscam.train()(images), scm.eval()(images).logits)
+    assert not torch.allclose(scm.train()(images), tscam.train()(images))
+
+
+def test_cls_method_is_a_linear_head_on_the_cls_token():
+    model = create_model("deit_tiny_patch16_224", 7, "cls", image_size=64, backbone_options=SMALL)
+    images = torch.randn(2, 3, 64, 64)
+    tokens = model.backbone.forward_features(images)
+    torch.testing.assert_close(
+        model.train()(images), F.linear(tokens[:, 0], model.head.weight, model.head.bias)
+    )
+    localization = model.eval()(images)
+    assert localization.semantic is None
+    torch.testing.assert_close(localization.activation_map(torch.tensor([1, 2])), localization.attention)
+
+
+def test_head_initialisation_by_preset():
+    torch.manual_seed(0)
+    paper = create_model("deit_tiny_patch16_224", 50, image_size=32).head
+    official = create_model("deit_tiny_patch16_224", 50, image_size=32, preset="official").head
+    he = (2 / (9 * 192)) ** 0.5
+    assert abs(paper.weight.std().item() / he - 1) < 0.02
+    assert (paper.bias == 0).all()
+    bound = (1 / (9 * 192)) ** 0.5  # PyTorch: uniform in +- 1 / sqrt(fan in)
+    assert official.weight.abs().max().item() <= bound
+    assert abs(official.weight.std().item() / (bound / 3**0.5) - 1) < 0.02
+    assert (official.bias != 0).any()
+
+
+def test_calibration_follows_preset_and_overrides():
+    paper = create_model("deit_tiny_patch16_224", 5, image_size=32, backbone_options=SMALL).calibration
+    assert (paper.iterations, paper.detach_init) == ((4, 4, 4, 4), False)
+    official = create_model("deit_tiny_patch16_224", 5, preset="official", backbone_options=SMALL).calibration
+    assert (official.iterations, official.detach_init) == ((16, 4, 4, 4), True)
+    changed = create_model(
+        "deit_tiny_patch16_224",
+        5,
+        num_blocks=2,
+        iterations=3,
+        alpha=0.01,
+        backend="reference",
+        backbone_options=SMALL,
+    ).calibration
+    assert (changed.iterations, changed.alpha, changed.backend) == ((3, 3), 0.01, "reference")
+
+
+def test_activation_map_is_attention_times_the_semantic_map_of_the_class():
+    generator = torch.Generator().manual_seed(0)
+    logits, attention, semantic = (
+        torch.rand(s, generator=generator) for s in [(3, 5), (3, 2, 4), (3, 5, 2, 4)]
+    )
+    localization = Localization(logits, attention, semantic)
+    truth = torch.tensor([4, 0, 2])
+    maps = localization.activation_map(truth)
+    assert maps.shape == (3, 2, 4)
+    for image, label in enumerate(truth):
+        torch.testing.assert_close(maps[image], attention[image] * semantic[image, label])
+    top = logits.topk(3).indices
+    maps = localization.activation_map(top)
+    assert maps.shape == (3, 3, 2, 4)
+    for image in range(3):
+        for rank in range(3):
+            torch.testing.assert_close(
+                maps[image, rank], attention[image] * semantic[image, top[image, rank]]
+            )
+    torch.testing.assert_close(localization.activation_map(), maps[:, 0])
+    with pytest.raises(InputError, match=r"\(3,\) or \(3, k\), got \(2,\)"):
+        localization.activation_map(torch.tensor([0, 1]))
+
+
+@pytest.mark.parametrize("method", ["scm", "tscam", "cls"])
+def test_inference_copy_equals_evaluation_mode(method):
+    model = create_model("deit_tiny_patch16_224", 7, method, image_size=64, backbone_options=SMALL)
+    images = torch.randn(3, 3, 64, 64)
+    plain = model.for_inference()
+    assert model.training
+    assert not plain.training
+    assert not any(name.startswith("calibration") for name, _ in plain.named_parameters())
+    expected = model.eval()(images)
+    for ours, theirs in zip(plain(images), expected, strict=True):
+        assert (ours is None and theirs is None) or torch.equal(ours, theirs)
+    with torch.no_grad():
+        model.head.weight.add_(1)
+    assert torch.equal(plain(images).logits, expected.logits)  # a copy, not a view
+    if method == "scm":
+        with pytest.raises(InputError, match="inference copy"):
+            plain.train()
+
+
+@pytest.mark.parametrize(
+    "name", ["deit_tiny_patch16_224", "vit_small_patch16_dinov3", "beit_base_patch16_224"]
+)
+def test_exports_with_a_dynamic_batch(name):
+    model = create_model(name, 7, image_size=64, backbone_options=SMALL).for_inference()
+    batch = {0: torch.export.Dim("batch", min=1)}
+    program = torch.export.export(model, (torch.randn(2, 3, 64, 64),), dynamic_shapes=(batch,))
+    for size in (1, 5):
+        images = torch.randn(size, 3, 64, 64)
+        for ours, theirs in zip(program.module()(images), model(images), strict=True):
+            torch.testing.assert_close(ours, theirs)
+
+
+def test_training_and_inference_compile_without_a_graph_break():
+    torch._dynamo.reset()
+    model = create_model("deit_tiny_patch16_224", 7, image_size=64, backbone_options=SMALL).train()
+    images = torch.randn(2, 3, 64, 64)
+    expected = model(images)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(images), expected)
+    F.cross_entropy(compiled(images), torch.tensor([1, 2])).backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+    plain = model.for_inference()
+    got, expected = torch.compile(plain, backend="aot_eager", fullgraph=True)(images), plain(images)
+    assert isinstance(got, Localization)
+    torch.testing.assert_close(got, expected)
+
+
+def test_deep_copies_are_independent():
+    model = create_model("deit_tiny_patch16_224", 7, image_size=64, backbone_options=SMALL).eval()
+    twin = copy.deepcopy(model)
+    images = torch.randn(1, 3, 64, 64)
+    expected = model(images)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2)
+    assert torch.equal(twin(images).attention, expected.attention)
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"method": "cam"}, "method must be one of scm, tscam, cls"),
+    ({"preset": "mine"}, "preset must be one of paper, official"),
+    ({"num_classes": 0}, "num_classes must be a positive integer"),
+    ({"class_names": ["a"]}, "class_names must have 5 entries"),
+    ({"iteration": 3}, "unknown arguments iteration; those of the calibration are num_blocks"),
+    ({"method": "tscam", "iterations": 3}, "method 'tscam' has no calibration, so iterations cannot be set"),
+    ({"backbone": "conformer_small_patch16", "pretrained": True}, "not on timm's hub"),
+])  # fmt: skip
+def test_wrong_arguments_are_named(arguments, message):
+    with pytest.raises(InputError, match=message):
+        create_model(**{"backbone": "deit_tiny_patch16_224", "num_classes": 5, **arguments})
+
+
+def test_import_is_light():
+    code = "import scm_fast, sys; print({'timm', 'cv2', 'torchvision'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def cub_images(folder, count=None):
+    files = sorted((Path(DATA) / "CUB_200_2011/images" / folder).glob("*.jpg"))[:count]
+    assert files
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    pixels = [transforms.to_tensor(Image.open(f).convert("RGB").resize((224, 224), 2)) for f in files]
+    return transforms.normalize(torch.stack(pixels), mean, std)
+
+
+@needs_data
+@pytest.mark.parametrize(("folder", "label"), [("014.Indigo_Bunting", 14), ("048.European_Goldfinch", 11)])
+def test_imagenet_weights_know_the_birds(folder, label):
+    weights = Path(DATA) / "weights/deit_tiny_patch16_224.safetensors"
+    model = create_model("deit_tiny_patch16_224", 1000, "cls", pretrained=weights).eval()
+    with torch.inference_mode():
+        predicted = model(cub_images(folder)).logits.argmax(1)
+    assert (predicted == label).float().mean() > 0.5
+
+
+@needs_data
+def test_a_checkpoint_of_a_real_model_predicts_the_same(tmp_path):
+    weights = Path(DATA) / "weights/deit_tiny_patch16_224.safetensors"
+    model = create_model("deit_tiny_patch16_224", 200, pretrained=weights)
+    images = cub_images("014.Indigo_Bunting", 2)
+    loaded = load_model(save_model(model, tmp_path / "checkpoint"))
+    for ours, theirs in zip(loaded(images), model.eval()(images), strict=True):
+        assert torch.equal(ours, theirs)
