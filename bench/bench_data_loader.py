@@ -3,8 +3,8 @@
     SCM_FAST_DATA=... pytest bench/bench_data_loader.py --benchmark-only -s
 
 Both read files, decode, resize to 256 x 256, crop 224, flip, normalise and stack batches of 32, in one
-process on one thread. CPU seconds are counted, rounds alternate, and the best round of each counts, so that
-other work on the machine disturbs little. Two kinds of file:
+process on one thread. CPU seconds are counted, rounds alternate and their medians count, so that other work
+on the machine disturbs little. Two kinds of file:
 
 - original: 500 pixels on the long side and about 90 KB, as CUB is distributed. They are made from the
   pictures of SCM_FAST_DATA by enlarging them, with grain so that entropy decoding has as much to do.
@@ -121,7 +121,7 @@ def test_loader_speed(benchmark, folder, tmp_path):
 
     kilobytes = statistics.mean(path.stat().st_size for path in folder.glob("*/*/*.jpg")) / 1e3
     print(f"\n{folder.name}: {len(dataset)} JPEGs of {kilobytes:.0f} KB")
-    rates = {name: 1 / min(times) for name, times in seconds.items()}
+    rates = {name: 1 / statistics.median(times) for name, times in seconds.items()}
     for name, times in seconds.items():
         p20, p50, p80 = (1e3 * q for q in np.quantile(times, [0.2, 0.5, 0.8]))
         speedup = rates[name] / rates["plain"]
