@@ -1,0 +1,92 @@
+"""Choosing a backend: argument, context, environment; loud when what was asked for cannot serve."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import scm_fast
+from scm_fast import InputError, SpatialCalibration, available_backends, backends, use_backend
+from scm_fast.backends import requested_backend, resolve_backend
+
+CPU = torch.device("cpu")
+
+
+def test_order_of_precedence(monkeypatch):
+    monkeypatch.setenv("SCM_FAST_BACKEND", "torch")
+    assert requested_backend() == "torch"
+    with use_backend("reference"):
+        assert requested_backend() == "reference"
+        assert requested_backend("triton") == "triton"
+        with use_backend("torch"):
+            assert requested_backend() == "torch"
+        assert requested_backend() == "reference"
+    assert requested_backend() == "torch"
+    monkeypatch.delenv("SCM_FAST_BACKEND")
+    assert requested_backend() == "auto"
+
+
+def test_switch_changes_what_runs(monkeypatch):
+    S, F = torch.randn(1, 3, 4, 4), torch.rand(1, 4, 4)
+    called = []
+    monkeypatch.setattr(
+        scm_fast.reference, "spatial_calibration", lambda *args: called.append(args) or [torch.zeros(1)] * 4
+    )
+    SpatialCalibration()(S, F)
+    assert not called
+    with use_backend("reference"):
+        SpatialCalibration()(S, F)
+        SpatialCalibration(backend="torch")(S, F)
+    assert len(called) == 1
+
+
+def test_unknown_names_say_where_they_came_from(monkeypatch):
+    with pytest.raises(InputError, match="backend must be one of reference, torch, triton or auto, got 'x'"):
+        use_backend("x").__enter__()
+    monkeypatch.setenv("SCM_FAST_BACKEND", "cuda")
+    with pytest.raises(InputError, match="SCM_FAST_BACKEND must be one of .* got 'cuda'"):
+        requested_backend()
+
+
+def test_asking_for_triton_where_it_cannot_serve(monkeypatch):
+    monkeypatch.setattr(backends, "interpreting", lambda: False)
+    with pytest.raises(InputError, match="backend 'triton' was asked for and cannot serve: .* on 'cpu'"):
+        resolve_backend("triton", CPU)
+    assert resolve_backend("auto", CPU) == "torch"
+
+
+def test_the_interpreter_is_never_chosen_by_itself(monkeypatch):
+    monkeypatch.setattr(backends, "interpreting", lambda: True)
+    assert resolve_backend("auto", CPU) == "torch"
+    assert resolve_backend("triton", CPU) == "triton"
+
+
+def test_available_backends_says_why():
+    found = available_backends()
+    assert list(found) == ["reference", "torch", "triton"]
+    assert found["reference"] == found["torch"] == ""
+
+
+WITHOUT_TRITON = """
+import sys
+class NoTriton:
+    def find_spec(self, name, path=None, target=None):
+        if name == "triton" or name.startswith("triton."):
+            raise ModuleNotFoundError(name, name=name)
+sys.meta_path.insert(0, NoTriton())
+import importlib.util
+real = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *a: None if name == "triton" else real(name, *a)
+import torch, scm_fast
+scm = scm_fast.SpatialCalibration()
+scm(torch.randn(1, 3, 4, 4), torch.rand(1, 4, 4)).logits.sum().backward()
+print(scm_fast.available_backends()["triton"])
+assert "scm_fast.kernels" not in sys.modules
+"""
+
+
+def test_works_without_triton():
+    run = subprocess.run([sys.executable, "-c", WITHOUT_TRITON], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert "triton is not installed" in run.stdout

@@ -1,0 +1,71 @@
+"""Cosines on the edges of the token grid."""
+
+import pytest
+import torch
+from calibration_checks import KERNEL_DEVICE, random_maps
+
+from scm_fast import InputError, reference
+from scm_fast.ops.edge_similarity import edge_similarity, edge_similarity_backward_op, edge_similarity_op
+from scm_fast.ops.pooling import pool
+
+BACKENDS = ("torch", "triton")
+
+
+def semantic(backend: str, grid: tuple[int, int], classes: int = 7, batch: int = 2) -> torch.Tensor:
+    return random_maps(batch, classes, grid)[0].to(KERNEL_DEVICE if backend == "triton" else "cpu")
+
+
+@pytest.mark.parametrize("grid", [(14, 14), (7, 13), (1, 5), (5, 1), (1, 1)], ids=str)
+@pytest.mark.parametrize("classes", [1, 7, 70])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_equals_reference(poisoned_memory, backend, classes, grid):
+    S = semantic(backend, grid, classes).requires_grad_()
+    edges = edge_similarity(S, backend)
+    expected_S = S.detach().cpu().requires_grad_()
+    expected = reference.edge_similarity(expected_S)
+    torch.testing.assert_close(edges.cpu(), expected, rtol=1e-10, atol=1e-10)
+    weight = torch.randn_like(expected)
+    (edges * weight.to(S.device)).sum().backward()
+    (expected * weight).sum().backward()
+    torch.testing.assert_close(S.grad.cpu(), expected_S.grad, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_pooling_gradient_is_written_in_the_same_pass(poisoned_memory, backend):
+    S = semantic(backend, (3, 4))
+    edges, inverse_norm = edge_similarity_op(S, backend)
+    weight, dpooled = torch.rand_like(S[:, 0]), torch.randn_like(S[:, :, 0, 0])
+    alone = edge_similarity_backward_op(edges, S, edges, inverse_norm, None, None, backend)
+    both = edge_similarity_backward_op(edges, S, edges, inverse_norm, weight, dpooled, backend)
+    S_ref = S.detach().requires_grad_()
+    (S_ref * weight.unsqueeze(1)).mean((2, 3)).backward(dpooled)
+    torch.testing.assert_close(both - alone, S_ref.grad)
+    torch.testing.assert_close(pool(S, weight, backend), (S * weight.unsqueeze(1)).mean((2, 3)))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_error_in_low_precision(poisoned_memory, backend, dtype):
+    """At most twice the error of plain torch on the same rounded S, and float32 in any case."""
+    S = semantic(backend, (5, 6), 40).to(dtype)
+    exact = reference.edge_similarity(S.cpu().double())
+    plain = reference.edge_similarity(S.cpu().float())
+    edges = edge_similarity(S, backend).cpu()
+    assert edges.dtype == torch.float32
+    assert (edges - exact).abs().max() <= 2 * (plain - exact).abs().max() + 1e-7
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradcheck_and_opcheck(backend):
+    S = semantic(backend, (2, 3), 3).requires_grad_()
+    assert torch.autograd.gradcheck(lambda S: edge_similarity(S, backend), (S,))
+    torch.library.opcheck(edge_similarity_op, (S, backend))
+    channels_last = S.detach().to(memory_format=torch.channels_last).requires_grad_()
+    torch.library.opcheck(edge_similarity_op, (channels_last, backend))
+
+
+def test_bad_input():
+    with pytest.raises(InputError, match=r"S must be a non-empty floating-point \(B, C, H, W\)"):
+        edge_similarity(torch.zeros(2, 3, 4))
+    with pytest.raises(InputError, match=r"edge_similarity runs on the torch or triton backend"):
+        edge_similarity(torch.zeros(1, 2, 3, 4), "reference")

@@ -1,0 +1,66 @@
+"""What the kernels cost: launches of a training step, and resources on real GPU targets."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton")
+
+# The interpreter replaces the compiler, so compiling needs processes without it.
+ENVIRONMENT = {**os.environ, "TRITON_INTERPRET": "0"}
+
+LAUNCHES = """
+from scm_fast.kernels import report
+with report.recorded_launches() as launches:
+    report.launch_step((14, 14))
+print(*(launch.kernel.__name__ for launch in launches))
+"""
+
+COMPILE = """
+import json, sys
+from scm_fast.kernels import report
+for case, kernel, launch, target, resources in report.report([sys.argv[1]], list(report.CASES)):
+    limit = report.TARGETS[target][1]
+    print(json.dumps([case, kernel, resources.registers, resources.spilled, resources.shared, limit]), flush=True)
+"""
+
+
+def run(code: str, *arguments: str) -> str:
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_three_launches_forward_and_three_backward():
+    assert run(LAUNCHES).split() == [
+        "edge_similarity_forward_kernel",
+        "calibration_forward_kernel",
+        "matrix_vector_kernel",
+        "matrix_vector_kernel",
+        "calibration_backward_kernel",
+        "edge_similarity_backward_kernel",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100", "gfx942"])
+def test_compiles_without_spills_within_shared_memory(target):
+    rows = [json.loads(line) for line in run(COMPILE, target).splitlines()]
+    print(*rows, sep="\n")
+    assert {row[1] for row in rows} == {
+        "edge_similarity_forward",
+        "edge_similarity_backward",
+        "matrix_vector",
+        "calibration_forward",
+        "calibration_backward",
+        "laplacian_forward",
+        "laplacian_backward",
+        "product",
+        "complement_vector",
+    }
+    assert [row for row in rows if row[3] > 0] == []
+    assert [row for row in rows if row[4] > row[5]] == []

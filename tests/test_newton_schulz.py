@@ -1,0 +1,140 @@
+"""The Newton-Schulz chain: X_p, and X_p F at half the products."""
+
+import pytest
+import torch
+from calibration_checks import KERNEL_DEVICE, random_maps
+
+from scm_fast import InputError, reference
+from scm_fast.ops import chains
+from scm_fast.ops.newton_schulz import (
+    newton_schulz,
+    newton_schulz_apply,
+    newton_schulz_apply_op,
+    newton_schulz_op,
+)
+
+BACKENDS = ("torch", "triton")
+ALPHA = 0.02
+
+
+def matrices(backend: str, N: int, batch: int = 2, symmetric: bool = False) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    L = torch.randn(batch, N, N, generator=generator, dtype=torch.float64)
+    L = L + L.mT if symmetric else L
+    L = L / torch.linalg.matrix_norm(L, 2)[:, None, None] * 5
+    return L.to(KERNEL_DEVICE if backend == "triton" else "cpu").requires_grad_()
+
+
+def reference_apply(L, F, iterations, detach_init):
+    return (reference.newton_schulz(L, iterations, ALPHA, detach_init) @ F.unsqueeze(-1)).squeeze(-1)
+
+
+def gradients(output: torch.Tensor, inputs: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output.device)
+    found = torch.autograd.grad((output * weight).sum(), inputs, allow_unused=True)
+    return [torch.zeros_like(x) if g is None else g.cpu() for x, g in zip(inputs, found, strict=True)]
+
+
+@pytest.mark.parametrize("keep_iterates", [True, False], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("detach_init", [False, True], ids=["true-gradient", "detached"])
+@pytest.mark.parametrize("iterations", [0, 1, 4])
+@pytest.mark.parametrize("N", [1, 5, 33])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_equals_reference(poisoned_memory, backend, N, iterations, detach_init, keep_iterates):
+    """L need not be symmetric."""
+    L = matrices(backend, N)
+    F = torch.rand(2, N, dtype=torch.float64).to(L.device).requires_grad_()
+    expected_L, expected_F = (x.detach().cpu().requires_grad_() for x in (L, F))
+    settings = {"detach_init": detach_init, "keep_iterates": keep_iterates, "backend": backend}
+    tolerance = {"rtol": 1e-8, "atol": 1e-10}
+
+    expected = reference.newton_schulz(expected_L, iterations, ALPHA, detach_init)
+    X = newton_schulz(L, iterations, ALPHA, **settings)
+    torch.testing.assert_close(X.cpu(), expected, **tolerance)
+    if expected.requires_grad:
+        torch.testing.assert_close(gradients(X, (L,)), gradients(expected, (expected_L,)), **tolerance)
+
+    expected = reference_apply(expected_L, expected_F, iterations, detach_init)
+    out = newton_schulz_apply(L, F, iterations, ALPHA, **settings)
+    torch.testing.assert_close(out.cpu(), expected, **tolerance)
+    torch.testing.assert_close(
+        gradients(out, (L, F)), gradients(expected, (expected_L, expected_F)), **tolerance
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("detach_init", [False, True], ids=["true-gradient", "detached"])
+def test_sixteen_iterations_at_fourteen_by_fourteen(backend, detach_init):
+    """196 tokens are a multiple of no tile."""
+    S, F = random_maps(1, 20, (14, 14))
+    L = reference.laplacian(reference.similarity(S.flatten(2)), torch.tensor(1.1), (14, 14))
+    device = KERNEL_DEVICE if backend == "triton" else "cpu"
+    iterations = 16 if backend == "torch" else 5
+    inputs = [x.to(device).requires_grad_() for x in (L, F.flatten(1))]
+    expected_inputs = [x.detach().cpu().requires_grad_() for x in inputs]
+    out = newton_schulz_apply(*inputs, iterations, 0.002, detach_init, backend=backend)
+    X = reference.newton_schulz(expected_inputs[0], iterations, 0.002, detach_init)
+    expected = (X @ expected_inputs[1].unsqueeze(-1)).squeeze(-1)
+    torch.testing.assert_close(out.cpu(), expected, rtol=1e-9, atol=1e-9)
+    actual, exact = gradients(out, tuple(inputs)), gradients(expected, tuple(expected_inputs))
+    if not detach_init:  # only the symmetric part of dL counts, and only it is computed
+        actual[0], exact[0] = actual[0] + actual[0].mT, exact[0] + exact[0].mT
+    torch.testing.assert_close(actual, exact, rtol=1e-7, atol=1e-7)
+
+
+def test_complement_form_is_more_accurate_than_squaring_the_residual():
+    S, F = random_maps(2, 20, (14, 14))
+    L = reference.laplacian(reference.similarity(S.flatten(2)), torch.tensor(1.0), (14, 14))
+    F = F.flatten(1)
+    exact = newton_schulz_apply(L, F, 16, 0.002, backend="torch")
+
+    R = torch.eye(196) - 0.002 * L.float() @ L.float()
+    w = F.float()
+    for _ in range(16):
+        w, R = w + chains.times(R, w), R @ R
+    squared = 0.002 * chains.times(L.float(), w)
+    complement = newton_schulz_apply(L.float(), F.float(), 16, 0.002, backend="torch")
+    assert 10 * (complement - exact).norm() < (squared - exact).norm()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_float32_error(poisoned_memory, backend):
+    L = matrices(backend, 40, symmetric=True).detach()
+    F = torch.rand(2, 40, dtype=torch.float64, device=L.device)
+    exact = reference_apply(L.cpu(), F.cpu(), 4, False)
+    plain = reference_apply(L.cpu().float(), F.cpu().float(), 4, False)
+    out = newton_schulz_apply(L.float(), F.float(), 4, ALPHA, backend=backend).cpu()
+    assert (out - exact).norm() <= 2 * (plain - exact).norm()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradcheck_and_opcheck(backend):
+    L = matrices(backend, 4, batch=1)
+    F = torch.rand(1, 4, dtype=torch.float64, device=L.device, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda L: newton_schulz(L, 2, ALPHA, backend=backend), (L,))
+    assert torch.autograd.gradcheck(lambda *x: newton_schulz_apply(*x, 2, ALPHA, backend=backend), (L, F))
+    for keep in (True, False):
+        torch.library.opcheck(newton_schulz_op, (L, 2, ALPHA, False, keep, backend))
+        torch.library.opcheck(newton_schulz_apply_op, (L, F, 2, ALPHA, False, keep, backend))
+
+
+def test_recomputation_goes_by_slices_of_the_batch(monkeypatch):
+    L = matrices("torch", 6, batch=5)
+    F = torch.rand(5, 6, dtype=torch.float64, requires_grad=True)
+    expected = gradients(newton_schulz_apply(L, F, 3, ALPHA, backend="torch"), (L, F))
+    monkeypatch.setattr(chains, "_RECOMPUTE_BYTES", 2 * 3 * L[0].nbytes)
+    out = newton_schulz_apply(L, F, 3, ALPHA, keep_iterates=False, backend="torch")
+    torch.testing.assert_close(gradients(out, (L, F)), expected)
+
+
+def test_bad_input():
+    L, F = torch.zeros(2, 4, 4), torch.zeros(2, 4)
+    with pytest.raises(InputError, match=r"L must have shape \(B, N, N\), got \(2, 4, 5\)"):
+        newton_schulz(torch.zeros(2, 4, 5), 1, ALPHA)
+    with pytest.raises(InputError, match="iterations must not be negative, got -1"):
+        newton_schulz(L, -1, ALPHA)
+    with pytest.raises(InputError, match="alpha must be positive, got 0"):
+        newton_schulz_apply(L, F, 1, 0.0)
+    with pytest.raises(InputError, match=r"F must be torch.float32 of shape \(2, 4\) on cpu"):
+        newton_schulz_apply(L, F[:1], 1, ALPHA)
