@@ -35,6 +35,24 @@ def _store(p_x, b_x, N, BLOCK: tl.constexpr):
     tl.store(p_x + o, b_x, mask=o < N)
 
 
+# What a program keeps of its image in scratch memory, a slot of BLOCK lanes each. One base address serves all of
+# them, so that addresses take no registers of their own. MATRIX, DOUT and SUMS are used unless RESIDENT.
+MATRIX, ENTERING, HAS_RIGHT, EDGES, GAIN = (tl.constexpr(slot) for slot in (0, 5, 6, 7, 9))
+FORWARD_SLOTS = 10
+NORMALISED, DEDGES, DF, RAW, DOUT, SUMS = (tl.constexpr(slot) for slot in (10, 11, 13, 14, 15, 16))
+FILTERED = tl.constexpr(19)  # f_0 ... f_{L-1}, and after them r_0 ... r_{K-2}
+
+
+@triton.jit
+def _read(p_slots, slot, BLOCK: tl.constexpr):
+    return tl.load(p_slots + slot * BLOCK + tl.arange(0, BLOCK))
+
+
+@triton.jit
+def _write(p_slots, slot, b_x, BLOCK: tl.constexpr):
+    tl.store(p_slots + slot * BLOCK + tl.arange(0, BLOCK), b_x)
+
+
 @triton.jit
 def _keep(b_x, p_slot, RESIDENT: tl.constexpr, BLOCK: tl.constexpr):
     """A field to be used in a loop: as it is, or left in memory where registers are scarce."""
@@ -104,30 +122,30 @@ def _degree(b_has_right, N, W, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _matrix(
-    b_right,
-    b_down,
-    b_has_right,
-    lam,
-    scale: tl.constexpr,
-    p_slots,
-    N,
-    W,
-    RESIDENT: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """M of one image, kept, from the similarities on its right and down edges."""
+def _write_grid(p_slots, p_edges, H, W, DTYPE: tl.constexpr, BLOCK: tl.constexpr):
+    """Fill the slots that `_matrix` reads; p_edges points to the (2, H, W) edges of the image."""
+    N = H * W
+    _write(p_slots, HAS_RIGHT, _has_right(H, W, DTYPE, BLOCK), BLOCK)
+    _write(p_slots, EDGES, _load(p_edges, N, BLOCK), BLOCK)
+    _write(p_slots, EDGES + 1, _load(p_edges + N, N, BLOCK), BLOCK)
+
+
+@triton.jit
+def _matrix(p_slots, lam, scale: tl.constexpr, N, W, RESIDENT: tl.constexpr, BLOCK: tl.constexpr):
+    """M = scale * L of one image, kept."""
     o = tl.arange(0, BLOCK)
-    b_right = b_has_right * (scale * (1 - lam * b_right))
-    b_down = tl.where(o < N - W, scale * (1 - lam * b_down), 0.0)
+    b_has_right = _read(p_slots, HAS_RIGHT, BLOCK)
+    b_right = b_has_right * (scale * (1 - lam * _read(p_slots, EDGES, BLOCK)))
+    b_down = tl.where(o < N - W, scale * (1 - lam * _read(p_slots, EDGES + 1, BLOCK)), 0.0)
     b_left = tl.where(o > 0, _left(b_right, BLOCK), 0.0)
     b_up = tl.where(o >= W, _up(b_down, W, BLOCK), 0.0)
+    p_matrix = p_slots + MATRIX * BLOCK
     return (
-        _keep(_degree(b_has_right, N, W, BLOCK) * (scale * (lam - 1)), p_slots, RESIDENT, BLOCK),
-        _keep(b_right, p_slots + BLOCK, RESIDENT, BLOCK),
-        _keep(b_left, p_slots + 2 * BLOCK, RESIDENT, BLOCK),
-        _keep(b_down, p_slots + 3 * BLOCK, RESIDENT, BLOCK),
-        _keep(b_up, p_slots + 4 * BLOCK, RESIDENT, BLOCK),
+        _keep(_degree(b_has_right, N, W, BLOCK) * (scale * (lam - 1)), p_matrix, RESIDENT, BLOCK),
+        _keep(b_right, p_matrix + BLOCK, RESIDENT, BLOCK),
+        _keep(b_left, p_matrix + 2 * BLOCK, RESIDENT, BLOCK),
+        _keep(b_down, p_matrix + 3 * BLOCK, RESIDENT, BLOCK),
+        _keep(b_up, p_matrix + 4 * BLOCK, RESIDENT, BLOCK),
     )
 
 
@@ -199,11 +217,12 @@ def calibration_forward_kernel(
     attention,  # [B, H, W]
     gain,  # [B, H, W]
     f,  # [B, L, H, W]
-    scratch,  # [B, 5, BLOCK] for M, unless RESIDENT
+    scratch,  # [B, slots, BLOCK]
     packed_iterations,
     stride_b,
     stride_h,
     stride_w,
+    slots,
     H,
     W,
     NUM_BLOCKS,
@@ -214,59 +233,33 @@ def calibration_forward_kernel(
     BLOCK: tl.constexpr,
 ):
     i_b = tl.program_id(0).to(tl.int64)
-    o = tl.arange(0, BLOCK)
     N = H * W
-    m = o < N
-    p_F, p_gain = attention + i_b * N, gain + i_b * N
-    b_F = _min_max(_load_F(F + i_b * stride_b, stride_h, stride_w, m, W, DTYPE, BLOCK), m)
-    _store(p_F, b_F, N, BLOCK)
-    _store(p_gain, tl.full([BLOCK], 1.0, DTYPE), N, BLOCK)
+    m = tl.arange(0, BLOCK) < N
+    p_slots = scratch + i_b * slots * BLOCK
+    _write_grid(p_slots, edges + i_b * 2 * N, H, W, DTYPE, BLOCK)
+    b_raw = _load_F(F + i_b * stride_b, stride_h, stride_w, m, W, DTYPE, BLOCK)
+    _write(p_slots, ENTERING, _min_max(b_raw, m), BLOCK)
+    _write(p_slots, GAIN, tl.full([BLOCK], 1.0, DTYPE), BLOCK)
+    tl.debug_barrier()  # here and below: slots are read back by the lanes that wrote them
     for i_l in tl.range(NUM_BLOCKS, disable_licm=True):
         lam_l, beta_l = tl.load(lam + i_l).to(DTYPE), tl.load(beta + i_l).to(DTYPE)
-        M = _matrix(
-            _load(edges + i_b * 2 * N, N, BLOCK),
-            _load(edges + i_b * 2 * N + N, N, BLOCK),
-            _has_right(H, W, DTYPE, BLOCK),
-            lam_l,
-            ROOT_ALPHA,
-            scratch + i_b * 5 * BLOCK,
-            N,
-            W,
-            RESIDENT,
-            BLOCK,
-        )
-        tl.debug_barrier()  # F, gain and M are read back by the lanes that wrote them
-        b_r = ROOT_ALPHA * _apply(_load(p_F, N, BLOCK), M, W, RESIDENT, BLOCK)
+        M = _matrix(p_slots, lam_l, ROOT_ALPHA, N, W, RESIDENT, BLOCK)
+        b_r = ROOT_ALPHA * _apply(_read(p_slots, ENTERING, BLOCK), M, W, RESIDENT, BLOCK)
         b_sum = b_r
         for _ in tl.range(1, _terms(packed_iterations, i_l), disable_licm=True):
             b_y = _apply(b_r, M, W, RESIDENT, BLOCK)
             b_r -= _apply(b_y, M, W, RESIDENT, BLOCK)
             b_sum += b_r
-        b_F = _load(p_F, N, BLOCK)
+        b_F = _read(p_slots, ENTERING, BLOCK)
         _, peak = _extent(b_F, m)
         b_t = _tanhshrink(_divide_or_zero(b_sum, beta_l * peak), LEVELS)
         b_f = _min_max(b_t, m)
         _store(f + (i_b * NUM_BLOCKS + i_l) * N, b_f, N, BLOCK)
-        _store(p_F, b_F + b_f, N, BLOCK)
-        _store(p_gain, _load(p_gain, N, BLOCK) * (1 + b_f), N, BLOCK)
-
-
-# What the backward program keeps of its image in scratch memory, a slot of BLOCK lanes each. One base address
-# serves all of them, so that addresses take no registers of their own. The first nine are used unless RESIDENT.
-MATRIX, DOUT, SUMS = tl.constexpr(0), tl.constexpr(5), tl.constexpr(6)
-NORMALISED, ENTERING, HAS_RIGHT = tl.constexpr(9), tl.constexpr(10), tl.constexpr(11)
-EDGES, DEDGES, DF, DGAIN = tl.constexpr(12), tl.constexpr(14), tl.constexpr(16), tl.constexpr(17)
-RAW, FILTERED = tl.constexpr(18), tl.constexpr(19)  # then f_0 ... f_{L-1} and r_0 ... r_{K-2}
-
-
-@triton.jit
-def _read(p_slots, slot, BLOCK: tl.constexpr):
-    return tl.load(p_slots + slot * BLOCK + tl.arange(0, BLOCK))
-
-
-@triton.jit
-def _write(p_slots, slot, b_x, BLOCK: tl.constexpr):
-    tl.store(p_slots + slot * BLOCK + tl.arange(0, BLOCK), b_x)
+        _write(p_slots, ENTERING, _read(p_slots, ENTERING, BLOCK) + b_f, BLOCK)
+        _write(p_slots, GAIN, _read(p_slots, GAIN, BLOCK) * (1 + b_f), BLOCK)
+        tl.debug_barrier()
+    _store(attention + i_b * N, _read(p_slots, ENTERING, BLOCK), N, BLOCK)
+    _store(gain + i_b * N, _read(p_slots, GAIN, BLOCK), N, BLOCK)
 
 
 @triton.jit
@@ -330,9 +323,7 @@ def calibration_backward_kernel(
     b_raw = _load_F(F + i_b * stride_b, stride_h, stride_w, m, W, DTYPE, BLOCK)
     _write(p_slots, RAW, b_raw, BLOCK)
     _write(p_slots, NORMALISED, _min_max(b_raw, m), BLOCK)
-    _write(p_slots, HAS_RIGHT, _has_right(H, W, DTYPE, BLOCK), BLOCK)
-    _write(p_slots, EDGES, _load(edges + i_b * 2 * N, N, BLOCK), BLOCK)
-    _write(p_slots, EDGES + 1, _load(edges + i_b * 2 * N + N, N, BLOCK), BLOCK)
+    _write_grid(p_slots, edges + i_b * 2 * N, H, W, DTYPE, BLOCK)
     _write(p_slots, DEDGES, b_zero, BLOCK)
     _write(p_slots, DEDGES + 1, b_zero, BLOCK)
     if dattention is None:
@@ -346,9 +337,9 @@ def calibration_backward_kernel(
         b_f = _load(f + (i_b * NUM_BLOCKS + i_l) * N, N, BLOCK)
         b_dgain *= 1 + b_f
         _write(p_slots, FILTERED + i_l, b_f, BLOCK)
-    _write(p_slots, DGAIN, b_dgain, BLOCK)
+    _write(p_slots, GAIN, b_dgain, BLOCK)
 
-    tl.debug_barrier()  # here and below: slots are read back by the lanes that wrote them
+    tl.debug_barrier()
 
     for step in tl.range(NUM_BLOCKS, disable_licm=True):
         i_l = NUM_BLOCKS - 1 - step
@@ -359,24 +350,13 @@ def calibration_backward_kernel(
             b_F += _read(p_slots, FILTERED + i, BLOCK)
         _write(p_slots, ENTERING, b_F, BLOCK)
         tl.debug_barrier()
-        M = _matrix(
-            _read(p_slots, EDGES, BLOCK),
-            _read(p_slots, EDGES + 1, BLOCK),
-            _read(p_slots, HAS_RIGHT, BLOCK),
-            lam_l,
-            ROOT_ALPHA,
-            p_slots,
-            N,
-            W,
-            RESIDENT,
-            BLOCK,
-        )
+        M = _matrix(p_slots, lam_l, ROOT_ALPHA, N, W, RESIDENT, BLOCK)
         tl.debug_barrier()
 
         # The recurrence again: r_j stays in memory for the way back.
         b_r = ROOT_ALPHA * _apply(_read(p_slots, ENTERING, BLOCK), M, W, RESIDENT, BLOCK)
         b_sum = b_r
-        for j in tl.range(1, terms, disable_licm=True):
+        for j in range(1, terms):
             _write(p_slots, recurrence + j - 1, b_r, BLOCK)
             b_y = _apply(b_r, M, W, RESIDENT, BLOCK)
             b_r -= _apply(b_y, M, W, RESIDENT, BLOCK)
@@ -390,7 +370,7 @@ def calibration_backward_kernel(
         b_t = _tanhshrink(b_z, LEVELS)
         tl.debug_barrier()
         b_f = _read(p_slots, FILTERED + i_l, BLOCK)
-        b_df = _read(p_slots, DF, BLOCK) + _read(p_slots, DGAIN, BLOCK) / (1 + b_f)
+        b_df = _read(p_slots, DF, BLOCK) + _read(p_slots, GAIN, BLOCK) / (1 + b_f)
         b_dz = _min_max_backward(b_df, b_t, b_f, m) * (b_z - b_t) * (b_z - b_t)  # tanh(z) = z - t
         dthreshold = -_divide_or_zero(tl.sum(b_dz * b_z, 0), threshold)
         tl.store(dparameters + (i_b * 2 + 1) * NUM_BLOCKS + i_l, dthreshold * peak)
@@ -449,7 +429,7 @@ def _launch_options(grid: Sequence[int], dtype: torch.dtype) -> dict:
         "LEVELS": 9 if dtype == torch.float64 else 5,
         "RESIDENT": block <= 1024,
         "BLOCK": block,
-        "num_warps": min(max(block // 128, 4 if block <= 256 else 8), 32),
+        "num_warps": min(max(block // 128, 4 if block <= 256 else 8), 16 if torch.version.hip else 32),
     }
 
 
@@ -466,7 +446,6 @@ def forward(
     options = _launch_options((H, W), edges.dtype)
     attention, gain = edges.new_empty(B, H, W), edges.new_empty(B, H, W)
     f = edges.new_empty(B, len(iterations), H, W)
-    scratch = edges.new_empty(0 if options["RESIDENT"] else B * 5 * options["BLOCK"])
     calibration_forward_kernel[(B,)](
         F,
         edges.contiguous(),
@@ -475,9 +454,10 @@ def forward(
         attention,
         gain,
         f,
-        scratch,
+        edges.new_empty(B, FORWARD_SLOTS, options["BLOCK"]),
         _pack(iterations),
         *F.stride(),
+        FORWARD_SLOTS,
         H,
         W,
         len(iterations),

@@ -125,7 +125,11 @@ def edge_similarity_backward_kernel(
     m = o < N
     m_right, m_left = m & (o % W < W - 1), m & (o % W > 0)
     m_down, m_up = o < N - W, m & (o >= W)
-    p_edges, p_dedges, p_inverse = edges + i_b * 2 * N + o, dedges + i_b * 2 * N + o, inverse_norm + i_b * N + o
+    p_edges, p_dedges, p_inverse = (
+        edges + i_b * 2 * N + o,
+        dedges + i_b * 2 * N + o,
+        inverse_norm + i_b * N + o,
+    )
     b_inverse = tl.load(p_inverse, mask=m, other=0.0)
     b_right, b_own_right = _neighbour_weight(p_dedges, p_edges, p_inverse + 1, m_right)
     b_left, b_own_left = _neighbour_weight(p_dedges - 1, p_edges - 1, p_inverse - 1, m_left)
@@ -144,8 +148,12 @@ def edge_similarity_backward_kernel(
         b_dv += b_right[:, None] * _load_tile(
             S, o + 1, m_right, o_c, m_c, stride_c, stride_h, stride_w, W, DTYPE
         )
-        b_dv += b_left[:, None] * _load_tile(S, o - 1, m_left, o_c, m_c, stride_c, stride_h, stride_w, W, DTYPE)
-        b_dv += b_down[:, None] * _load_tile(S, o + W, m_down, o_c, m_c, stride_c, stride_h, stride_w, W, DTYPE)
+        b_dv += b_left[:, None] * _load_tile(
+            S, o - 1, m_left, o_c, m_c, stride_c, stride_h, stride_w, W, DTYPE
+        )
+        b_dv += b_down[:, None] * _load_tile(
+            S, o + W, m_down, o_c, m_c, stride_c, stride_h, stride_w, W, DTYPE
+        )
         b_dv += b_up[:, None] * _load_tile(S, o - W, m_up, o_c, m_c, stride_c, stride_h, stride_w, W, DTYPE)
         b_dv *= b_inverse[:, None]
         if weight is not None:

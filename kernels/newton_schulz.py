@@ -113,11 +113,11 @@ def complement_vector_kernel(P, v, v_out, N, BLOCK: tl.constexpr, BLOCK_K: tl.co
 
 
 def _launch_options(N: int, dtype: torch.dtype) -> dict:
-    """Tiles of 64 x 64; small matrices take one tile of their own size."""
+    """Tiles of 32 x 32: 196 tokens pad to 224, and no target spills registers on an exact float32 product."""
     return {
         "DTYPE": tl.float64 if dtype == torch.float64 else tl.float32,
-        "BLOCK": 32 if dtype == torch.float64 else min(64, max(16, triton.next_power_of_2(N))),
-        "BLOCK_K": 16,
+        "BLOCK": min(32, max(16, triton.next_power_of_2(N))),
+        "BLOCK_K": 32,
         "num_warps": 4,
     }
 

@@ -1,6 +1,6 @@
 """Weighted pooling of S and the gradient of its weights: one matrix-vector kernel; see `scm_fast.ops.pooling`.
 
-    out_r = (1/N) sum_k S[r, k] x_k        rows r are channels and k tokens, or the other way round
+out_r = (1/N) sum_k S[r, k] x_k        rows r are channels and k tokens, or the other way round
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def matrix_vector_kernel(
     for i_k in range(0, columns, BLOCK_K):
         o_k = i_k + tl.arange(0, BLOCK_K)
         m_k = o_k < columns
-        o_column = (o_k // column_width).to(tl.int64) * column_stride + (o_k % column_width) * column_stride_inner
+        o_column = (o_k // column_width).to(tl.int64) * column_stride + (
+            o_k % column_width
+        ) * column_stride_inner
         pointers = S + i_b * stride_b + o_row[:, None] + o_column[None, :]
         b_S = tl.load(pointers, mask=m_r[:, None] & m_k[None, :], other=0.0).to(DTYPE)
         b_x = tl.load(x + i_b * columns + o_k, mask=m_k, other=0.0).to(DTYPE)

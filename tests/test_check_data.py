@@ -122,3 +122,9 @@ def test_unknown_split(tmp_path, check_data):
     status, _, err = check_data(write_cub(tmp_path), "--split", "dev")
     assert status == 2
     assert "there is no split 'dev', only train, val, trainval, test" in err
+
+
+def test_built_in_set(check_data):
+    status, out, _ = check_data("synthetic", "--split", "val")
+    assert status == 0
+    assert ["val", "500", "12", "500", "0", "0", "96", "96"] in [line.split() for line in out.splitlines()]

@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from scm_fast.data.decode import load_tensor
 from scm_fast.data.images import ORIENTATION_TAG, image_size, load_image
 from scm_fast.errors import InputError
 
@@ -173,3 +175,49 @@ def test_floating_point_image_is_refused_by_name(tmp_path):
     path = save(tmp_path / "float.tif", Image.fromarray(np.zeros((4, 4), np.float32)))
     with pytest.raises(InputError, match=r"float\.tif.*floating-point"):
         load_image(path)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}], ids=str)
+@pytest.mark.parametrize("size", [(61, 43), (400, 300)])
+def test_tensors_have_the_pixels_of_images(tmp_path, mode, options, size):
+    path = save(tmp_path / "image.jpg", Image.fromarray(gradient(*size)).convert(mode), quality=80, **options)
+    for target in (None, (100, 100)):
+        tensor = load_tensor(path, target_size=target)
+        image = load_image(path, target_size=target)
+        assert tensor.dtype == torch.uint8
+        assert np.array_equal(tensor.permute(1, 2, 0).numpy(), np.asarray(image))
+
+
+@pytest.mark.parametrize("upright", [True, False])
+def test_tensor_of_a_turned_image(tmp_path, upright):
+    exif = Image.Exif()
+    exif[ORIENTATION_TAG] = 6
+    path = save(tmp_path / "turned.jpg", Image.fromarray(gradient()), exif=exif)
+    tensor = load_tensor(path, upright=upright)
+    assert np.array_equal(tensor.permute(1, 2, 0).numpy(), np.asarray(load_image(path, upright=upright)))
+    assert tensor.shape == ((3, 60, 40) if upright else (3, 40, 60))
+
+
+def test_tensor_of_a_png(tmp_path):
+    rgba = np.dstack([gradient(), np.full((40, 60), 128, np.uint8)])
+    path = save(tmp_path / "rgba.png", Image.fromarray(rgba))
+    assert np.array_equal(load_tensor(path).permute(1, 2, 0).numpy(), np.asarray(load_image(path)))
+
+
+@pytest.mark.parametrize("missing", [1, 2, 300, 3000])
+def test_tensor_of_a_truncated_jpeg(tmp_path, missing):
+    """OpenCV would fill the rest with grey."""
+    path = save(tmp_path / "cut.jpg", Image.fromarray(gradient(300, 300)), quality=95)
+    path.write_bytes(path.read_bytes()[:-missing])
+    with pytest.raises(InputError, match=r"cut\.jpg: cannot read this image \(.*truncated"):
+        load_tensor(path)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no image", b"\xff\xd8\xff\xd9"])
+def test_tensor_of_a_file_that_is_no_image(tmp_path, content):
+    path = tmp_path / "broken.jpg"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=r"broken\.jpg: "):
+        load_tensor(path)

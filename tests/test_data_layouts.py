@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -287,6 +288,27 @@ def test_ilsvrc_training_splits(tmp_path):
     assert sorted(ids(train) + ids(val)) == sorted(ids(open_dataset(root, "trainval")))
 
 
+@pytest.mark.parametrize("source", ["xml", "csv", "text"])
+@pytest.mark.parametrize("flat", [True, False], ids=["flat", "folders"])
+def test_ilsvrc_val_alone(tmp_path, source, flat):
+    root = write_ilsvrc(tmp_path, source, flat=flat)
+    shutil.rmtree(root / "train")
+    test = open_dataset(root, "test")
+    assert (test.layout, test.num_classes, len(test)) == ("ilsvrc", 3, 6)
+    by_name = sorted(test.records, key=lambda record: Path(record.id).name)
+    assert [record.label for record in by_name] == [0, 1, 2, 0, 1, 2]
+    with pytest.raises(InputError, match="there is no split 'train', only test"):
+        open_dataset(root, "train")
+
+
+def test_ilsvrc_unknown_class(tmp_path):
+    root = write_ilsvrc(tmp_path, "xml")
+    shutil.rmtree(root / "train" / WNIDS[2])
+    found, _ = problems_of(root, "test")
+    assert len(found) == 2
+    assert found[0] == f"val/ILSVRC2012_val_00000003.JPEG: {WNIDS[2]} is not among the 2 classes of train"
+
+
 def test_ilsvrc_empty_class_folder(tmp_path):
     root = write_ilsvrc(tmp_path, "xml")
     (root / "train" / "n09999999").mkdir()
@@ -339,7 +361,7 @@ def test_coco_boxes_by_any_file_name(tmp_path, name):
 
 def test_coco_keeps_boxes_of_the_images_own_class(tmp_path):
     root = write_folder(tmp_path, ("train", "test"), a_class=1)
-    path = write_coco(root / "annotations.json", ["cat_0.png", "dog_0.png"])
+    path = write_coco(root / "test.json", ["cat_0.png", "dog_0.png"])
     coco = json.loads(path.read_text())
     coco["annotations"].append({"id": 1, "image_id": 0, "category_id": 9, "bbox": [0, 0, 3, 3]})
     coco["annotations"].append({"id": 2, "image_id": 0, "category_id": 7, "bbox": [1, 1, 3, 3]})
@@ -366,7 +388,7 @@ def test_coco_given_and_problems(tmp_path):
     found, _ = problems_of(root, "test", boxes=path)
     for expected in (
         "annotation 1: image_id 77 is not in images",
-        "annotation 2: category_id 8 is",
+        "annotation 2: category_id 8 is not in categories",
         "annotation 3: bbox [0, 0, 3] is not [x, y, width, height]",
         "test/cat/cat_0.png: box (50, 0, 80, 3) is outside the image of 60 x 40",
         "cat_1.png: the annotations say 61 x 40, the image is 60 x 40",
@@ -389,6 +411,36 @@ def test_coco_covering_all_splits(tmp_path):
     assert "cat/ghost.png is not among the images" in found[0]
 
 
+def test_coco_names_that_fit_several_images(tmp_path):
+    """Bare names of a json for all splits: one that is in two folders must not give its box to either."""
+    root = tmp_path
+    for name in ("cat", "dog"):
+        for i in range(10):
+            write_image(root / name / f"{i}.png")
+    names = [f"{i}.png" for i in range(10)]
+    write_coco(root / "annotations.json", names)
+    found, _ = problems_of(root, "test")
+    assert any("0.png may be cat/0.png or dog/0.png: its path is needed" in problem for problem in found)
+    assert sum("its path is needed" in problem for problem in found) == 10
+
+
+def test_coco_given_for_several_splits(tmp_path):
+    root = write_folder(tmp_path / "set", ("train", "test"), a_class=2)
+    files = [f"{s}/{c}/{c}_{i}.png" for s in ("train", "test") for c in ("cat", "dog") for i in (0, 1)]
+    boxes = write_coco(tmp_path / "boxes.json", files)
+    for split in ("test", "trainval"):
+        assert open_dataset(root, split, boxes=boxes).records.box_counts.tolist() == [1] * 4
+
+
+def test_coco_of_one_split_may_reuse_names_of_another(tmp_path):
+    root = write_folder(tmp_path, ("train", "test"), a_class=2)
+    write_coco(
+        root / "test" / "_annotations.coco.json", [f"{c}_{i}.png" for c in ("cat", "dog") for i in (0, 1)]
+    )
+    assert open_dataset(root, "test").records.box_counts.tolist() == [1] * 4
+    assert not open_dataset(root, "trainval").records.has_boxes
+
+
 def test_folder_problems(tmp_path):
     root = write_folder(tmp_path, ("train", "test"))
     (root / "train" / "eel").mkdir()
@@ -402,13 +454,24 @@ def test_folder_problems(tmp_path):
     assert any("cat_3.png: cannot read this image" in problem for problem in found)
 
 
+def test_a_folder_too_high(tmp_path):
+    write_folder(tmp_path / "images")
+    found, _ = problems_of(tmp_path, "train")
+    assert "'images' is the only class folder" in found[0]
+
+
 def test_broken_json(tmp_path):
     root = write_folder(tmp_path)
     (root / "annotations.json").write_text("{")
     with pytest.raises(InputError, match=r"annotations\.json: cannot read this COCO json"):
         open_dataset(root, "test")
+    (root / "annotations.json").write_text('{"images": [], "annotations": [3]}')
+    with pytest.raises(InputError, match="a list of objects named 'annotations'"):
+        open_dataset(root, "test")
     (root / "annotations.json").write_text("[]")
-    with pytest.raises(InputError, match=r"annotations\.json: a COCO json has the lists"):
+    with pytest.raises(
+        InputError, match=r"annotations\.json: a COCO json has a list of objects named 'images'"
+    ):
         open_dataset(root, "test")
 
 

@@ -232,6 +232,19 @@ def test_resuming_mid_epoch(train, workers):
     assert sorted(dealt[0] + dealt[1]) == sorted(i for indices, *_ in expected[2:6] for i in indices)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_leaving_the_loop_and_going_on(train, workers):
+    whole = build_train_loader(train, TRAIN, global_batch=8, workers=workers)
+    expected = everything(whole)
+    loader = build_train_loader(train, TRAIN, global_batch=8, workers=workers)
+    assert len(loader) == 3
+    for _ in loader:
+        break
+    assert len(loader) == 2
+    same(expected[1:], everything(loader))
+    assert len(loader) == 3
+
+
 def test_position_at_the_end_of_an_epoch(train):
     loader = build_train_loader(train, TRAIN, global_batch=8, micro_batch=4, workers=0)
     assert (loader.steps, loader.micro_batches) == (3, 2)
@@ -360,7 +373,7 @@ def test_cache_gives_the_same_batches(train, tmp_path):
 def test_cache_saves_decoding(train, tmp_path, monkeypatch):
     cache = DecodedCache(tmp_path, train, TRAIN.size, max_gigabytes=1)
     everything(build_train_loader(train, TRAIN, global_batch=8, workers=0, cache=cache))
-    monkeypatch.setattr(type(train), "load", lambda *_, **__: pytest.fail("decoded again"))
+    monkeypatch.setattr(type(train), "load_tensor", lambda *_: pytest.fail("decoded again"))
     assert len(everything(build_train_loader(train, TRAIN, global_batch=8, workers=0, cache=cache))) == 3
 
 
@@ -408,6 +421,14 @@ def test_cache_on_a_full_disk_goes_on_without(train, tmp_path, monkeypatch, capl
     monkeypatch.setattr(os, "pwrite", full)
     assert len(everything(build_train_loader(train, TRAIN, global_batch=8, workers=0, cache=cache))) == 3
     assert caplog.text.count("the disk is full") == 1
+
+
+def test_cache_of_other_images_is_refused(train, test_set, tmp_path):
+    cache = DecodedCache(tmp_path, train, TRAIN.size, max_gigabytes=1)
+    with pytest.raises(InputError, match="not split 'test' at 32 x 32"):
+        build_train_loader(test_set, TRAIN, global_batch=8, cache=cache)
+    with pytest.raises(InputError, match="not split 'trainval' at 28 x 28"):
+        build_evaluation_loader(train, TEST, batch_size=8, cache=cache)
 
 
 def test_cache_in_an_impossible_place(train, tmp_path):

@@ -46,8 +46,10 @@ def run(args: argparse.Namespace) -> int:
     names = args.split or [name for name in available_splits(layout, folder) if name != "trainval"]
     print(f"{args.root}: {layout} layout" + (f" in {folder}" if str(folder) != args.root else ""))
     problems: dict[Problem, None] = {}  # without those that several splits share, in order
-    rows = [("split", "images", "classes", "boxes", "masks", "no box", "width", "height")]
-    sources = {}
+    rows: list[tuple[str, ...]] = [
+        ("split", "images", "classes", "boxes", "masks", "no box", "width", "height")
+    ]
+    sources: dict[str, Path | None] = {}
     for name in names:
         if layout == "synthetic":
             split, _ = synthetic.read_split(name)

@@ -55,6 +55,7 @@ class DecodedCache:
                 f"the decoded cache of {max_gigabytes} GB has no room for one {height} x {width} image"
             )
         self.path = Path(folder) / f"{dataset.split}-{height}x{width}-{_fingerprint(dataset)}.decoded"
+        self._key = (_fingerprint(dataset), size)
         self._file: int | None = None
         self._full = False
         try:
@@ -62,6 +63,14 @@ class DecodedCache:
             self._descriptor()
         except OSError as error:
             raise InputError(f"{self.path}: cannot keep decoded images here ({error})") from error
+
+    def check(self, dataset: LocalizationDataset, size: tuple[int, int]) -> None:
+        """Raises InputError unless this cache was made for these images at this size."""
+        if self._key != (_fingerprint(dataset), size):
+            expected = f"split {dataset.split!r} at {size[0]} x {size[1]}"
+            raise InputError(
+                f"{self.path}: this decoded cache is for other images or another size, not {expected}"
+            )
 
     def __getstate__(self) -> dict:
         return {**self.__dict__, "_file": None}  # a spawned worker opens the file itself
@@ -88,7 +97,10 @@ class DecodedCache:
         entry = np.frombuffer(entry_bytes, _ENTRY)[0]
         if not entry["filled"] or entry["checksum"] != zlib.crc32(pixels):
             return None
-        if _stamp(image_path) != (entry["file_size"], entry["file_time"]):
+        try:
+            if _stamp(image_path) != (entry["file_size"], entry["file_time"]):
+                return None
+        except OSError:  # the image is gone
             return None
         return torch.frombuffer(pixels, dtype=torch.uint8).view(self._shape).permute(2, 0, 1)
 
@@ -114,7 +126,5 @@ def _stamp(path: str) -> tuple[int, int]:
 
 def _fingerprint(dataset: LocalizationDataset) -> str:
     """Of which image has which slot."""
-    digest = hashlib.sha256(f"{dataset.layout} {dataset.upright} {os.path.abspath(dataset.root)}".encode())
-    for record in dataset.records:
-        digest.update(f"\n{record.id}".encode())
-    return digest.hexdigest()[:16]
+    place = f"{dataset.upright} {os.path.abspath(dataset.root)} {dataset.records.fingerprint()}"
+    return hashlib.sha256(place.encode()).hexdigest()[:16]

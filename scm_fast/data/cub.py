@@ -16,7 +16,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from .holdout import VAL_FRACTION, split_off
-from .records import Problem, Record, Split
+from .records import Box, Problem, Record, Split
 from .textfiles import read_mapping
 
 SPLITS = ("train", "val", "trainval", "test")
@@ -39,7 +39,7 @@ def read_split(root: Path, name: str) -> Split:
 
     box_file = root / "bounding_boxes.txt"
     needs_boxes = name in ("val", "test")
-    boxes: dict[str, object] = {}
+    boxes: dict[str, Box] = {}
     if box_file.is_file() or needs_boxes:
         boxes = read_mapping(box_file, problems, "id x y width height", _corners)
 
@@ -57,8 +57,8 @@ def read_split(root: Path, name: str) -> Split:
             continue
         box = boxes.get(key)
         records.append(Record(path, labels[key] - 1, boxes=(box,) if box else ()))
-    for mapping, source in ((labels, "image_class_labels.txt"), (boxes, "bounding_boxes.txt")):
-        unknown = [key for key in mapping if key not in files]
+    for ids, source in ((set(labels), "image_class_labels.txt"), (set(boxes), "bounding_boxes.txt")):
+        unknown = sorted(ids - set(files))
         problems += [Problem(str(root / source), f"image id {key} is not in images.txt") for key in unknown]
 
     if name in ("train", "val"):
@@ -76,12 +76,12 @@ def read_split(root: Path, name: str) -> Split:
     )
 
 
-def _corners(values: list[str]) -> tuple[float, float, float, float]:
+def _corners(values: list[str]) -> Box:
     x, y, width, height = map(float, values)
     return x, y, x + width, y + height
 
 
-def _class_names(root: Path, problems: list[Problem], labels: dict) -> list[str]:
+def _class_names(root: Path, problems: list[Problem], labels: dict[str, int]) -> list[str]:
     path = root / "classes.txt"
     if not path.is_file():
         return [str(number) for number in range(1, max(labels.values(), default=0) + 1)]

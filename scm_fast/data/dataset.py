@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from PIL import Image
+from torch import Tensor
 
+from .decode import load_tensor
 from .images import image_size, load_image
 from .records import Problem, Record, RecordTable, Split
 
@@ -64,6 +67,12 @@ class LocalizationDataset:
         if self._pixels is not None:
             return Image.fromarray(self._pixels[index])
         return load_image(self._path(self.records[index]), target_size=target_size, upright=self.upright)
+
+    def load_tensor(self, index: int, target_size: tuple[int, int] | None = None) -> Tensor:
+        """The same as uint8 (3, H, W), faster."""
+        if self._pixels is not None:
+            return torch.from_numpy(self._pixels[index]).permute(2, 0, 1)
+        return load_tensor(self._path(self.records[index]), target_size=target_size, upright=self.upright)
 
     @staticmethod
     def _path(record: Record) -> str:

@@ -6,10 +6,10 @@ Boxes and labels of val come from any of these, and `boxes` chooses one:
 - csv:   Kaggle's LOC_val_solution.csv
 - text:  a wsolevaluation folder with localization.txt, class_labels.txt and image_sizes.txt
 
-Labels count the sorted wnids of train. Splits: `test` is the official validation set, `trainval` the whole
-of train; `val` is held out from train by the rule of holdout.py (one tenth and at most 10 images of a
-class, among the images that have boxes if Annotations/CLS-LOC/train or LOC_train_solution.csv is there) and
-`train` is the rest.
+Labels count the sorted wnids of train; with val alone, those of val. Splits: `test` is the official
+validation set, `trainval` the whole of train; `val` is held out from train by the rule of holdout.py (one
+tenth and at most 10 images of a class, among the images that have boxes if Annotations/CLS-LOC/train or
+LOC_train_solution.csv is there) and `train` is the rest.
 
 Boxes were drawn on the stored pixels, so EXIF orientation is not applied.
 """
@@ -31,9 +31,9 @@ from .records import Box, Problem, Record, Split
 from .textfiles import read_mapping
 from .wsol import read_localization
 
-SPLITS = ("train", "val", "trainval", "test")
 VAL_IMAGES_A_CLASS = 10
 WNID = re.compile(r"n\d{8}")
+VAL_NAME = re.compile(r"ILSVRC2012_val_\d{8}\.")
 
 
 class Annotation(NamedTuple):
@@ -45,19 +45,28 @@ class Annotation(NamedTuple):
 
 
 def find_root(root: Path) -> Path | None:
-    """The folder that holds train/<wnid>; None when this is no ILSVRC."""
+    """The folder that holds train/<wnid>, or val alone; None when this is no ILSVRC."""
     for folder in (root, root / "ILSVRC" / "Data" / "CLS-LOC", root / "Data" / "CLS-LOC"):
-        train = folder / "train"
-        if train.is_dir() and any(WNID.fullmatch(name) for name in class_folders(train)):
+        if _wnid_folders(folder / "train") or _wnid_folders(folder / "val"):
+            return folder
+        if (folder / "val").is_dir() and any(map(VAL_NAME.match, image_names(folder / "val"))):
             return folder
     return None
 
 
+def splits(root: Path) -> tuple[str, ...]:
+    return ("train", "val", "trainval", "test") if _wnid_folders(root / "train") else ("test",)
+
+
 def read_split(root: Path, name: str, boxes: Path | None = None) -> Split:
-    wnids = [name for name in class_folders(root / "train") if WNID.fullmatch(name)]
+    wnids = _wnid_folders(root / "train")
     if name == "test":
         return _read_official_val(root, wnids, boxes)
     return _read_train(root, wnids, name)
+
+
+def _wnid_folders(folder: Path) -> list[str]:
+    return [name for name in class_folders(folder) if WNID.fullmatch(name)] if folder.is_dir() else []
 
 
 # --- val ------------------------------------------------------------------------------------------------
@@ -77,6 +86,8 @@ def _read_official_val(root: Path, wnids: list[str], boxes: Path | None) -> Spli
             )
         )
     annotations = _read_source(source, [Path(path).stem for path in paths], problems)
+    if not wnids:  # val alone
+        wnids = _wnid_folders(root / "val") or _label_names(annotations)
     label_of = {wnid: label for label, wnid in enumerate(wnids)}
     records = []
     for path in paths:
@@ -94,10 +105,19 @@ def _read_official_val(root: Path, wnids: list[str], boxes: Path | None) -> Spli
             continue
         label = label_of.get(named) if isinstance(named, str) else named
         if label is None:
-            problems.append(Problem(record_id, f"label {named} has no folder in {root / 'train'}", record_id))
+            problems.append(
+                Problem(record_id, f"{named} is not among the {len(wnids)} classes of train", record_id)
+            )
             continue
         records.append(Record(record_id, label, annotation.size, annotation.boxes))
     return Split("ilsvrc", "test", root, wnids, records, problems, box_source=source, upright=False)
+
+
+def _label_names(annotations: dict[str, Annotation]) -> list[str]:
+    """Class names of a flat val: the wnids of its annotations, or just numbers if they have numbers."""
+    labels = {annotation.label for annotation in annotations.values() if annotation.label is not None}
+    numbers = [label for label in labels if isinstance(label, int)]
+    return [str(i) for i in range(max(numbers) + 1)] if numbers else sorted(map(str, labels))
 
 
 def _find_source(root: Path, part: str) -> Path | None:
@@ -170,13 +190,17 @@ def read_xml(path: Path, problems: list[Problem]) -> Annotation:
         tree = ElementTree.parse(path)
         size = (int(tree.findtext("size/width", "")), int(tree.findtext("size/height", "")))
         boxes = tuple(
-            tuple(float(item.findtext(f"bndbox/{edge}", "")) for edge in ("xmin", "ymin", "xmax", "ymax"))
+            (_edge(item, "xmin"), _edge(item, "ymin"), _edge(item, "xmax"), _edge(item, "ymax"))
             for item in tree.iter("object")
         )
     except (ElementTree.ParseError, ValueError) as error:
         problems.append(Problem(str(path), f"is no PASCAL annotation ({error})"))
         return Annotation(None, None, ())
     return Annotation(tree.findtext("object/name"), size, boxes)
+
+
+def _edge(item: ElementTree.Element, name: str) -> float:
+    return float(item.findtext(f"bndbox/{name}", ""))
 
 
 def _read_text(folder: Path, problems: list[Problem]) -> dict[str, Annotation]:
@@ -217,7 +241,7 @@ def _read_train(root: Path, wnids: list[str], name: str) -> Split:
         return split
     source = _find_source(root, "train")
     annotated = _annotated_stems(source, wnids, problems)
-    held_out = set()
+    held_out: set[str] = set()
     for members in by_hash(records).values():
         with_boxes = [record for record in members if Path(record.id).stem in annotated]
         count = min(held_out_count(len(members), VAL_FRACTION), VAL_IMAGES_A_CLASS)

@@ -42,9 +42,7 @@ def load_image(
                     width, height = height, width
                 image.draft(None, (width, height))  # JPEG only, a no-op elsewhere
             image.load()
-            if upright:
-                image = ImageOps.exif_transpose(image)
-            return to_rgb(image)
+            return to_rgb(ImageOps.exif_transpose(image) if upright else image)
     except FileNotFoundError:
         raise InputError(f"{os.fspath(path)}: no such image file") from None
     except MemoryError:

@@ -24,6 +24,13 @@ def image_names(folder: Path) -> list[str]:
         )
 
 
+def has_images(folder: Path, depth: int = 2) -> bool:
+    """Whether an image is in `folder` or at most `depth` folders below (a wrong folder may be a disk)."""
+    if image_names(folder):
+        return True
+    return depth > 0 and any(has_images(folder / name, depth - 1) for name in class_folders(folder))
+
+
 def image_paths(folder: Path) -> list[str]:
     """Paths of the image files below `folder` at any depth, relative to it, with /, sorted."""
     paths = []

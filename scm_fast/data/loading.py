@@ -84,6 +84,10 @@ class TrainLoader(EvaluationLoader):
         self.epoch = 0
         self.step = 0  # whole steps of the epoch that were handed out
 
+    def __len__(self) -> int:
+        """Batches that are left of the epoch."""
+        return (self.steps - self.step) * self.micro_batches
+
     def __iter__(self) -> Iterator[Batch]:
         self._batches.epoch, self._batches.step = self.epoch, self.step
         for number, batch in enumerate(self._loader, 1):
@@ -172,6 +176,8 @@ def build_evaluation_loader(
 def _data_loader(
     samples: Samples, batches: TrainBatches | EvaluationBatches, workers: int | None, device: torch.device
 ) -> DataLoader:
+    if samples.cache is not None:
+        samples.cache.check(samples.dataset, samples.recipe.size)
     if workers is None:
         workers = 0 if samples.dataset.in_memory else default_workers(device)
     return DataLoader(

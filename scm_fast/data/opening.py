@@ -50,11 +50,11 @@ def resolve_layout(root: str | os.PathLike[str], layout: str = "auto") -> tuple[
 
 
 def available_splits(layout: str, folder_root: Path) -> tuple[str, ...]:
-    if layout == "wsol":
-        return wsol.splits(folder_root)
-    if layout == "folder":
-        return folder.splits(folder_root)
-    return {"cub": cub.SPLITS, "ilsvrc": ilsvrc.SPLITS, "synthetic": synthetic.SPLITS}[layout]
+    if layout == "cub":
+        return cub.SPLITS
+    if layout == "synthetic":
+        return synthetic.SPLITS
+    return {"wsol": wsol, "ilsvrc": ilsvrc, "folder": folder}[layout].splits(folder_root)
 
 
 def read_split(

@@ -9,6 +9,7 @@ name the last pixel inside.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -74,6 +75,9 @@ class _Strings:
         start, stop = self._offsets[index], self._offsets[index + 1]
         return self._buffer[start:stop].tobytes().decode()
 
+    def fingerprint(self) -> str:
+        return hashlib.sha256(self._offsets.tobytes() + self._buffer.tobytes()).hexdigest()
+
 
 class RecordTable(Sequence[Record]):
     """Records as columns. A list of a million Python objects is copied page by page into every forked worker,
@@ -113,6 +117,10 @@ class RecordTable(Sequence[Record]):
             ignore_mask=os.path.join(self._root, ignore_mask) if self._root and ignore_mask else None,
             path=None if self._root is None else os.path.join(self._root, name),
         )
+
+    def fingerprint(self) -> str:
+        """Hash of which image is at which index."""
+        return self._ids.fingerprint()
 
     @property
     def has_boxes(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -80,12 +79,12 @@ class Samples(Dataset):
     def _prepared(self, index: int) -> Tensor:
         height, width = self.recipe.size
         if self.cache is None or self.dataset.in_memory:
-            return self.recipe.prepare(self.dataset.load(index, target_size=(width, height)))
+            return self.recipe.prepare(self.dataset.load_tensor(index, (width, height)))
         path = self.dataset.records[index].path
         assert path is not None
-        image = self.cache.get(index, path) if os.path.exists(path) else None
+        image = self.cache.get(index, path)
         if image is None:
-            image = self.recipe.prepare(self.dataset.load(index, target_size=(width, height)))
+            image = self.recipe.prepare(self.dataset.load_tensor(index, (width, height)))
             self.cache.put(index, path, image)
         return image
 
@@ -103,7 +102,7 @@ class Samples(Dataset):
 
 def collate(samples: list[tuple[Tensor | None, int, int, list[Problem]]]) -> Batch:
     good = [sample for sample in samples if sample[0] is not None]
-    images = [image for image, *_ in good]
+    images = [image for image, *_ in samples if image is not None]
     return Batch(
         torch.stack(images) if images else torch.empty(0),
         torch.tensor([label for _, label, _, _ in good], dtype=torch.int64),

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from .records import Problem
+
+Value = TypeVar("Value")
 
 
 def read_rows(
@@ -38,12 +41,12 @@ def read_mapping(
     path: Path,
     problems: list[Problem],
     columns: str,
-    convert: Callable[[list[str]], object],
+    convert: Callable[[list[str]], Value],
     *,
     separator: str | None = None,
-) -> dict[str, object]:
+) -> dict[str, Value]:
     """First field -> convert(other fields), for files with one line a key. Repeated keys are problems."""
-    mapping: dict[str, object] = {}
+    mapping: dict[str, Value] = {}
     for number, (key, *values) in read_rows(path, problems, columns, separator=separator):
         if key in mapping:
             problems.append(Problem(f"{path}:{number}", f"duplicated id {key!r}"))

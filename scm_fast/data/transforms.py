@@ -35,12 +35,12 @@ class Recipe:
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
 
-    def prepare(self, image: Image.Image) -> Tensor:
-        """uint8 (3, H, W) of an RGB image, squashed to `size` with antialiased bilinear filtering."""
-        tensor = functional.pil_to_tensor(image)
-        if tensor.shape[-2:] == self.size:
-            return tensor
-        return functional.resize(tensor, list(self.size), antialias=True)
+    def prepare(self, image: Image.Image | Tensor) -> Tensor:
+        """uint8 (3, *size) of an RGB image (a tensor: uint8 (3, H, W)), by antialiased bilinear filtering."""
+        pixels = image if isinstance(image, Tensor) else functional.pil_to_tensor(image)
+        if pixels.shape[-2:] == self.size:
+            return pixels
+        return functional.resize(pixels, list(self.size), antialias=True)
 
     def normalize(self, images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """(B, 3, H, W) of `dtype`, on the device of `images` (uint8)."""

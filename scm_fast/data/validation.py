@@ -7,7 +7,6 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from tqdm import tqdm
 
@@ -197,5 +196,5 @@ def left_out_summary(problems: Sequence[Problem]) -> str:
     return "\n".join(lines + [f"  {name}: {'; '.join(messages)}" for name, messages in by_image.items()])
 
 
-def where(root: Path | str, split: str) -> str:
+def where(root: str | os.PathLike[str], split: str) -> str:
     return f"{root} (split {split!r})"

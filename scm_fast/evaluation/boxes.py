@@ -32,12 +32,18 @@ def normalize_map(scores: NDArray) -> NDArray[np.float64]:
 def resize_map(
     activation: ArrayLike, size: tuple[int, int] = EVALUATION_SIZE, interpolation: str = "cubic"
 ) -> NDArray[np.float64]:
-    """An (h, w) map as float64 in [0, 1] at `size` (width, height)."""
+    """An (h, w) map as float64 in [0, 1] at `size` (width, height).
+
+    A constant map becomes zeros. It is recognised before it is resized: cubic weights leave rounding noise on
+    it, which min-max would blow up to the whole range.
+    """
     if interpolation not in INTERPOLATIONS:
         raise InputError(f"interpolation must be one of {', '.join(INTERPOLATIONS)}, got {interpolation!r}")
     scores = np.ascontiguousarray(activation, dtype=np.float64)
     if scores.ndim != 2 or scores.size == 0:
         raise InputError(f"an activation map must have shape (h, w), got {scores.shape}")
+    if scores.min() == scores.max():
+        return np.zeros(size[::-1])
     return normalize_map(cv2.resize(scores, size, interpolation=INTERPOLATIONS[interpolation]))
 
 

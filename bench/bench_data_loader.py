@@ -1,0 +1,133 @@
+"""Images a second and core from JPEG file to training batch, against the plain PIL and torchvision pipeline.
+
+    SCM_FAST_DATA=... pytest bench/bench_data_loader.py --benchmark-only -s
+
+Both read files, decode, resize to 256 x 256, crop 224, flip, normalise and stack batches of 32, in one
+process on one thread. CPU seconds are counted, rounds alternate and their medians count, so that other work
+on the machine disturbs little. Two kinds of file:
+
+- original: 500 pixels on the long side and about 90 KB, as CUB is distributed. They are made from the
+  pictures of SCM_FAST_DATA by enlarging them, with grain so that entropy decoding has as much to do.
+- scaled: 256 pixels on the short side and about 14 KB, as those pictures are.
+
+Without SCM_FAST_DATA the pictures are clouds of noise.
+"""
+
+import os
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, default_collate
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+from scm_fast.data import DecodedCache, build_train_loader, open_dataset, published_recipe
+
+IMAGES, BATCH, ROUNDS = 128, 32, 7
+LEAST_SPEEDUP = 1.5
+
+
+def pictures():
+    """IMAGES RGB pictures with a short side of 256."""
+    folder = os.environ.get("SCM_FAST_DATA")
+    if folder:
+        files = sorted((Path(folder) / "CUB_200_2011" / "images").glob("*/*.jpg"))
+        for path in files[:: len(files) // IMAGES][:IMAGES]:
+            yield Image.open(path).convert("RGB")
+        return
+    random = np.random.default_rng(0)
+    for _ in range(IMAGES):
+        clouds = random.integers(0, 256, (24, 32, 3), dtype=np.uint8)
+        yield Image.fromarray(clouds).resize((341, 256), Image.BICUBIC)
+
+
+def enlarged(image: Image.Image, random: np.random.Generator) -> Image.Image:
+    scale = 500 / max(image.size)
+    image = image.resize((round(image.width * scale), round(image.height * scale)), Image.BICUBIC)
+    pixels = np.asarray(image).astype(np.int16) + random.integers(
+        -6, 7, (*image.size[::-1], 1), dtype=np.int16
+    )
+    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+
+
+@pytest.fixture(scope="module", params=["original", "scaled"])
+def folder(request, tmp_path_factory):
+    root = tmp_path_factory.mktemp(request.param)
+    random = np.random.default_rng(0)
+    for number, image in enumerate(pictures()):
+        path = root / "train" / f"class_{number % 4}" / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if request.param == "original":
+            enlarged(image, random).save(path, quality=95)
+        else:
+            image.save(path, quality=70)
+    return root
+
+
+def plain_batches(root: Path):
+    """What a training script does without this package."""
+    pipeline = transforms.Compose(
+        [
+            transforms.Resize((256, 256)),
+            transforms.RandomCrop(224),
+            transforms.RandomHorizontalFlip(),
+            transforms.ToTensor(),
+            transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+        ]
+    )
+    return DataLoader(ImageFolder(root / "train", pipeline), BATCH, shuffle=True, collate_fn=default_collate)
+
+
+def check_same_pixels(root: Path) -> None:
+    """Without the random steps, both pipelines give the same images up to one grey level."""
+    dataset = open_dataset(root, "trainval")
+    recipe = published_recipe(training=False)
+    pipeline = transforms.Compose([transforms.Resize((224, 224)), transforms.PILToTensor()])
+    for index in range(0, len(dataset), 8):
+        ours = recipe.prepare(dataset.load_tensor(index))  # whole: scaled decoding filters differently
+        plain = pipeline(Image.open(dataset.records[index].path).convert("RGB"))
+        assert (ours.int() - plain.int()).abs().max() <= 1
+
+
+def test_loader_speed(benchmark, folder, tmp_path):
+    torch.set_num_threads(1)
+    check_same_pixels(folder)
+    dataset = open_dataset(folder, "trainval")
+    recipe = published_recipe(training=True)
+    options = {"global_batch": BATCH, "workers": 0}
+    cache = DecodedCache(tmp_path, dataset, recipe.size, max_gigabytes=1)
+    loaders = {
+        "plain": plain_batches(folder),
+        "scm_fast": build_train_loader(dataset, recipe, **options),
+        "scm_fast, cached": build_train_loader(dataset, recipe, **options, cache=cache),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in loaders}
+
+    def alternate() -> None:
+        for name, loader in loaders.items():
+            start = time.process_time()
+            assert sum(1 for _ in loader) == IMAGES // BATCH
+            seconds[name].append((time.process_time() - start) / IMAGES)
+
+    alternate()  # warms up, fills the cache
+    for times in seconds.values():
+        times.clear()
+    benchmark.pedantic(alternate, rounds=ROUNDS, iterations=1)
+
+    kilobytes = statistics.mean(path.stat().st_size for path in folder.glob("*/*/*.jpg")) / 1e3
+    print(f"\n{folder.name}: {len(dataset)} JPEGs of {kilobytes:.0f} KB")
+    rates = {name: 1 / statistics.median(times) for name, times in seconds.items()}
+    for name, times in seconds.items():
+        p20, p50, p80 = (1e3 * q for q in np.quantile(times, [0.2, 0.5, 0.8]))
+        speedup = rates[name] / rates["plain"]
+        print(
+            f"  {name:18} {rates[name]:6.0f} images/s a core, {speedup:.2f}x "
+            f"({p20:.2f} / {p50:.2f} / {p80:.2f} ms an image, p20/p50/p80)"
+        )
+    benchmark.extra_info.update(rates)
+    assert rates["scm_fast"] >= LEAST_SPEEDUP * rates["plain"]

@@ -1,0 +1,162 @@
+"""`Evaluator`: collects what the metrics need, batch by batch, on all cores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..errors import InputError
+from .boxes import EVALUATION_SIZE, INTERPOLATIONS, scale_to_evaluation, threshold_level, thresholds
+from .evaluation import DELTAS, Evaluation
+from .extraction import BoxExtractor, ExtractionPool, ImageBoxes
+from .pixels import pixel_edges
+from .records import Records, gather
+
+TOP = 5
+
+
+class Evaluator:
+    """Accumulates predictions and computes every metric from one pass over a split.
+
+    Args:
+        step: distance of the thresholds that are tried, 0, step, 2 step, ... below 1.
+        fixed: further thresholds at which figures will be asked for.
+        size: (width, height) at which boxes are compared.
+        interpolation: how maps are resized to `size`: `cubic` (the reference evaluator) or `linear`.
+        workers: processes that extract boxes, one a core by default; they work while the caller computes
+            the next batch.
+    """
+
+    def __init__(
+        self,
+        step: float = 0.001,
+        fixed: Sequence[float] = (),
+        size: tuple[int, int] = EVALUATION_SIZE,
+        interpolation: str = "cubic",
+        workers: int | None = None,
+    ) -> None:
+        if interpolation not in INTERPOLATIONS:
+            raise InputError(
+                f"interpolation must be one of {', '.join(INTERPOLATIONS)}, got {interpolation!r}"
+            )
+        self.thresholds = thresholds(step)
+        self.size = size
+        self.levels = np.unique([threshold_level(t) for t in (*self.thresholds, *fixed)])
+        self._edges = pixel_edges(self.thresholds)
+        self._dtype = np.uint8 if max(size) <= 256 else np.uint16
+        extractor = BoxExtractor(size, interpolation, self.levels, self._edges, self._dtype)
+        self._pool = ExtractionPool(extractor, workers)
+        self._parts: list[Records] = []
+        self._pending: tuple[dict, list[Future[ImageBoxes]]] | None = None
+
+    def accumulate(
+        self,
+        index: ArrayLike,
+        label: ArrayLike,
+        top_class: ArrayLike,
+        top_score: ArrayLike,
+        maps: NDArray,
+        boxes: Sequence[ArrayLike],
+        image_size: ArrayLike,
+        masks: Sequence[NDArray[np.uint8] | None] | None = None,
+    ) -> None:
+        """Add a batch. The maps are not kept: they are reduced to boxes before the next batch returns.
+
+        Args:
+            index: (B,) places of the images in the data set. An image that comes again is counted once.
+            label: (B,) ground-truth classes.
+            top_class: (B, k) predicted classes, best first; five are used.
+            top_score: (B, k) their probabilities.
+            maps: (B, 2, h, w) activation maps of the ground-truth class and of the best class.
+            boxes: per image its ground-truth boxes (n, 4) in pixels of the original; n may be 0.
+            image_size: (B, 2) width and height of the originals.
+            masks: per image None or `read_masks(...)` at the evaluation size.
+        """
+        index = np.asarray(index, dtype=np.int64)
+        maps = np.asarray(maps)
+        count = len(index)
+        if maps.ndim != 4 or maps.shape[:2] != (count, 2):
+            raise InputError(f"maps must have shape ({count}, 2, h, w), got {maps.shape}")
+        sizes = np.asarray(image_size, dtype=np.int32).reshape(count, 2)
+        truth = [
+            scale_to_evaluation(b, (w, h), self.size) for b, (w, h) in zip(boxes, sizes.tolist(), strict=True)
+        ]
+        label = np.asarray(label, dtype=np.int32)
+        top_class = _five_columns(np.asarray(top_class, dtype=np.int32), -1)
+        same = label == top_class[:, 0]
+        futures = [
+            self._pool.submit(maps[i], bool(same[i]), truth[i], masks[i] if masks else None)
+            for i in range(count)
+        ]
+        self._collect()
+        self._pending = (
+            {
+                "index": index,
+                "label": label,
+                "top_class": top_class,
+                "top_score": _five_columns(np.asarray(top_score, dtype=np.float32), 0),
+                "image_size": sizes,
+                "truth_count": np.array([len(t) for t in truth], dtype=np.int32),
+                "truth": np.concatenate([*truth, np.zeros((0, 4))]).astype(np.int32),
+            },
+            futures,
+        )
+
+    def compute(self) -> Evaluation:
+        """Every metric over the images of all processes. Collective: call it once, on each of them."""
+        self._collect()
+        self._pool.close()
+        self._parts = [Records.concatenate(self._parts or [self._empty()])]  # frees the batches
+        records = gather(self._parts[0])
+        return Evaluation(records, self.thresholds, self.levels, self.size)
+
+    def _collect(self) -> None:
+        """Wait for the boxes of the pending batch and file them."""
+        if self._pending is None:
+            return
+        columns, futures = self._pending
+        self._pending = None
+        images = [future.result() for future in futures]
+        if not images:
+            return
+        counts = [image.pixel_count for image in images if image.pixel_count is not None]
+        self._parts.append(
+            Records(
+                **columns,
+                true_class_box=np.stack([image.true_class for image in images]),
+                top_class_box=np.stack([image.top_class for image in images]),
+                every_box_hit=np.stack([image.every_hit for image in images]),
+                has_mask=np.array([image.pixel_count is not None for image in images]),
+                pixel_count=np.stack(counts) if counts else self._no_pixels(),
+            )
+        )
+
+    def _no_pixels(self) -> NDArray[np.uint32]:
+        return np.zeros((0, 2, len(self._edges) - 1), dtype=np.uint32)
+
+    def _empty(self) -> Records:
+        """No image at all: what a process with nothing to do contributes."""
+        levels = len(self.levels)
+        return Records(
+            index=np.zeros(0, np.int64),
+            label=np.zeros(0, np.int32),
+            top_class=np.zeros((0, TOP), np.int32),
+            top_score=np.zeros((0, TOP), np.float32),
+            image_size=np.zeros((0, 2), np.int32),
+            true_class_box=np.zeros((0, levels, 4), self._dtype),
+            top_class_box=np.zeros((0, levels, 4), self._dtype),
+            every_box_hit=np.zeros((0, len(DELTAS), (levels + 7) // 8), np.uint8),
+            truth_count=np.zeros(0, np.int32),
+            truth=np.zeros((0, 4), np.int32),
+            has_mask=np.zeros(0, bool),
+            pixel_count=self._no_pixels(),
+        )
+
+
+def _five_columns(values: NDArray, fill: int) -> NDArray:
+    """(B, k) cut or filled to five columns."""
+    missing = max(0, TOP - values.shape[1])
+    return np.pad(values[:, :TOP], ((0, 0), (0, missing)), constant_values=fill)

@@ -1,0 +1,97 @@
+"""Runs the module on any backend and compares outputs and every named gradient."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from scm_fast import SpatialCalibration, reference
+
+KERNEL_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+OUTPUTS = ("logits", "attention", "gain")
+GRADIENTS = ("dS", "dF", "dlam", "dbeta")
+
+
+def random_maps(batch: int, classes: int, grid: tuple[int, int], seed: int = 0) -> tuple[Tensor, Tensor]:
+    """S (B, C, H, W) and raw F (B, H, W) in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    S = torch.randn(batch, classes, *grid, generator=generator, dtype=torch.float64)
+    return S, torch.rand(batch, *grid, generator=generator, dtype=torch.float64)
+
+
+def module(backend: str, iterations: Sequence[int], dtype: torch.dtype = torch.float64, **settings):
+    """Blocks with different, not initial, parameters."""
+    blocks = len(iterations)
+    scm = SpatialCalibration(blocks, list(iterations), backend=backend, **settings).to(dtype)
+    with torch.no_grad():
+        scm.lam.copy_(torch.linspace(0.9, 1.2, blocks))
+        scm.beta.copy_(torch.linspace(0.4, 0.6, blocks))
+    return scm
+
+
+def results(scm: SpatialCalibration, S: Tensor, F: Tensor, seed: int = 1) -> dict[str, Tensor]:
+    """Outputs, and the gradients of a random combination of them, in float64 on the CPU."""
+    scm = scm.to(S.device)
+    scm.zero_grad()
+    S, F = S.detach().requires_grad_(), F.detach().requires_grad_()
+    outputs = scm(S, F)
+    generator = torch.Generator().manual_seed(seed)
+    loss = torch.zeros((), dtype=torch.float64, device=S.device)
+    for output in outputs:
+        weight = torch.randn(output.shape, generator=generator, dtype=torch.float64).to(S.device)
+        loss = loss + (output.double() * weight).sum()
+    loss.backward()
+    # An input that nothing depends on has no gradient: p = 0 with X_0 detached leaves lam without.
+    gradients = [x.grad if x.grad is not None else torch.zeros_like(x) for x in (S, F, scm.lam, scm.beta)]
+    named = zip((*OUTPUTS, *GRADIENTS), (*outputs, *gradients), strict=True)
+    return {name: value.detach().double().cpu() for name, value in named}
+
+
+def beta_terms(scm: SpatialCalibration, S: Tensor, F: Tensor, seed: int = 1) -> Tensor:
+    """Per block, the sum of the magnitudes of the terms that nearly cancel in beta's gradient."""
+    beta = scm.beta.detach()[:, None, None].expand(-1, F.shape[0], F[0].numel()).clone().requires_grad_()
+    outputs = reference.spatial_calibration(
+        S, F, scm.lam.detach(), beta, scm.iterations, scm.alpha, scm.detach_init
+    )[:3]
+    generator = torch.Generator().manual_seed(seed)
+    loss = sum(
+        (output * torch.randn(output.shape, generator=generator, dtype=torch.float64)).sum()
+        for output in outputs
+    )
+    loss.backward()
+    return beta.grad.abs().sum((1, 2))
+
+
+def assert_equal_to_reference(
+    scm: SpatialCalibration, S: Tensor, F: Tensor, atol: float = 1e-10, gradient_atol: float = 1e-8
+) -> None:
+    """float64: outputs and gradients of `scm` against the reference backend's."""
+    settings = {"alpha": scm.alpha, "detach_init": scm.detach_init}
+    expected = results(module("reference", scm.iterations, **settings), S.cpu(), F.cpu())
+    actual = results(scm, S, F)
+    for name in (*OUTPUTS, "dS", "dF", "dlam"):
+        tolerance = (atol if name in OUTPUTS else gradient_atol) * max(1.0, expected[name].abs().max())
+        difference = (actual[name] - expected[name]).abs().max()
+        assert difference <= tolerance, f"{name} differs by {difference:.1e}"
+    scale = beta_terms(module("reference", scm.iterations, **settings), S.cpu(), F.cpu())
+    excess = (actual["dbeta"] - expected["dbeta"]).abs() / (scale + 1e-300)
+    assert (excess <= gradient_atol).all(), f"dbeta differs by {excess.max():.1e} of its cancelling terms"
+
+
+def error(actual: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, float]:
+    """Relative root mean square error of every named result."""
+    return {
+        name: float((actual[name] - exact[name]).norm() / (exact[name].norm() + 1e-300)) for name in exact
+    }
+
+
+def assert_three_way(scm: SpatialCalibration, S: Tensor, F: Tensor, dtype: torch.dtype) -> None:
+    """`scm` in `dtype` errs at most twice as much as the reference in that dtype, against float64."""
+    S, F = S.to(dtype), F.to(dtype)
+    settings = {"alpha": scm.alpha, "detach_init": scm.detach_init}
+    plain = module("reference", scm.iterations, torch.float32, **settings)
+    exact = results(module("reference", scm.iterations, **settings), S.cpu().double(), F.cpu().double())
+    expected = error(results(plain, S.cpu(), F.cpu()), exact)
+    actual = error(results(scm.float(), S, F), exact)
+    for name, bound in expected.items():
+        assert actual[name] <= 2 * bound + 1e-6, f"{name}: error {actual[name]:.1e}, reference {bound:.1e}"

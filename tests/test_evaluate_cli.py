@@ -1,0 +1,360 @@
+"""Real runs of evaluate.py, alone and under torchrun, on images and a checkpoint that are made here."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from test_boxes import literal_uint8
+
+import scm_fast
+from scm_fast.evaluation import read_masks
+from scm_fast.evaluation.boxes import box_iou, scale_to_evaluation
+from scm_fast.evaluation.runner import evaluation_recipe
+
+ROOT = Path(__file__).parents[1]
+CLASSES = ("disc", "ring", "square")
+FIGURES = ("protocol", "threshold", "images", "images_with_boxes", "metrics", "errors", "baselines", "curves")
+
+
+def make_data(root, splits=(("train", 6), ("val", 7), ("test", 17)), boxes=True):
+    """An ImageFolder of bright shapes on noise, with COCO boxes."""
+    rng = np.random.default_rng(0)
+    for split, count in splits:
+        images, annotations = [], []
+        for number in range(count):
+            label = number % len(CLASSES)
+            width, height = rng.integers(60, 140, 2)
+            w, h = rng.integers(20, 50, 2)
+            x, y = rng.integers(0, width - w), rng.integers(0, height - h)
+            pixels = rng.integers(0, 90, (height, width, 3), dtype=np.uint8)
+            pixels[y : y + h, x : x + w, label] = 250
+            name = f"{split}/{CLASSES[label]}/{number:03d}.jpg"
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(root / name, quality=92)
+            images.append({"id": number, "file_name": name, "width": int(width), "height": int(height)})
+            box = [int(v) for v in (x, y, w, h)]
+            annotations.append({"id": number, "image_id": number, "category_id": label, "bbox": box})
+        if boxes:
+            categories = [{"id": i, "name": name} for i, name in enumerate(CLASSES)]
+            content = {"images": images, "annotations": annotations, "categories": categories}
+            (root / f"{split}.json").write_text(json.dumps(content))
+    return root
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return make_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    torch.manual_seed(0)
+    model = scm_fast.create_model(
+        "deit_tiny_patch16_224", num_classes=3, method="scm", pretrained=False, image_size=64
+    )
+    folder = tmp_path_factory.mktemp("checkpoint")
+    scm_fast.save_model(model, folder)
+    return folder
+
+
+def evaluate(*arguments, processes=None):
+    """Run evaluate.py as a user would. One image a batch: rounding in the network depends on the batch."""
+    launch = [] if processes is None else ["-m", "torch.distributed.run", f"--nproc-per-node={processes}"]
+    if launch:
+        launch += ["--master-port=0", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+    return subprocess.run(
+        [
+            sys.executable,
+            *launch,
+            str(ROOT / "evaluate.py"),
+            "--batch-size=1",
+            "--workers=0",
+            *map(str, arguments),
+        ],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=300,
+    )
+
+
+def read(folder):
+    metrics = json.loads((folder / "metrics.json").read_text())
+    with (folder / "predictions.csv").open() as file:
+        return metrics, list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def alone(data, checkpoint, tmp_path_factory):
+    out = tmp_path_factory.mktemp("alone")
+    run = evaluate("--checkpoint", checkpoint, "--data", data, "--report", "--out", out)
+    assert run.returncode == 0, run.stderr
+    return run, out
+
+
+def test_a_run_writes_what_it_says(alone, data):
+    run, out = alone
+    metrics, rows = read(out)
+    assert metrics["protocol"] == "heldout"
+    assert "best GT-Known on 7 held-out images" in metrics["threshold_rule"]
+    assert metrics["images"] == len(rows) == 17
+    assert metrics["left_out"] == []
+    for name in ("Top-1 localisation", "GT-Known", "MaxBoxAccV2", "full image", "centre box", "a second"):
+        assert name in run.stdout
+    assert set(metrics["metrics"]) == {
+        *("top1_cls", "top5_cls", "top1_loc", "top5_loc", "gt_known", "gt_known_published"),
+        *("max_box_acc", "max_box_acc_v2", "mean_iou"),
+    }
+    # The figures follow from the lines of predictions.csv.
+    value = {name: metric["value"] for name, metric in metrics["metrics"].items()}
+    right = np.array([row["predicted"] == row["label"] for row in rows])
+    known = np.array([float(row["true_class_iou"]) >= 0.5 for row in rows])
+    assert value["top1_cls"] == pytest.approx(100 * right.mean())
+    assert value["gt_known"] == pytest.approx(100 * known.mean())
+    assert value["top1_loc"] == pytest.approx(100 * (known & right).mean())
+    published = np.mean([float(row["iou"]) >= 0.5 for row in rows])
+    assert value["gt_known_published"] == pytest.approx(100 * published)
+    # Boxes are in pixels of the original images.
+    truth = json.loads((data / "test.json").read_text())
+    sizes = {image["file_name"]: (image["width"], image["height"], image["id"]) for image in truth["images"]}
+    for row in rows:
+        width, height, number = sizes[row["image"]]
+        x, y, w, h = truth["annotations"][number]["bbox"]
+        box = [float(row[f"{corner}"]) for corner in ("x0", "y0", "x1", "y1")]
+        assert 0 <= box[0] < box[2] <= width
+        assert 0 <= box[1] < box[3] <= height
+        scaled = np.rint(np.array(box) * 224 / [width, height, width, height]).astype(int)
+        truth_scaled = scale_to_evaluation([[x, y, x + w, y + h]], (width, height))
+        assert float(row["iou"]) == pytest.approx(box_iou([scaled], truth_scaled)[0, 0], abs=1e-4)
+
+
+def test_coco_json_names_the_same_boxes(alone):
+    _, out = alone
+    _, rows = read(out)
+    coco = json.loads((out / "predictions.coco.json").read_text())
+    assert [category["name"] for category in coco["categories"]] == list(CLASSES)
+    assert [image["file_name"] for image in coco["images"]] == [row["image"] for row in rows]
+    for row, annotation in zip(rows, coco["annotations"], strict=True):
+        x, y, w, h = annotation["bbox"]
+        expected = [float(row[corner]) for corner in ("x0", "y0", "x1", "y1")]
+        assert [x, y, x + w, y + h] == pytest.approx(expected, abs=0.02)
+        assert annotation["category_id"] == int(row["predicted"])
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_torchrun_gives_the_same_figures(alone, data, checkpoint, tmp_path, processes):
+    run = evaluate("--checkpoint", checkpoint, "--data", data, "--out", tmp_path, processes=processes)
+    assert run.returncode == 0, run.stderr
+    expected, expected_rows = read(alone[1])
+    metrics, rows = read(tmp_path)
+    for name in FIGURES:
+        assert metrics[name] == expected[name], name
+    assert rows == expected_rows
+    assert run.stdout.count("GT-Known, best") == 1, "only one process prints"
+
+
+def test_a_truncated_image_is_named_or_left_out(data, checkpoint, tmp_path):
+    broken = make_data(tmp_path / "data")
+    image = broken / "test" / "ring" / "004.jpg"
+    image.write_bytes(image.read_bytes()[:900])
+    common = ("--checkpoint", checkpoint, "--data", broken, "--protocol", "maxbox", "--out", tmp_path / "out")
+    run = evaluate(*common)
+    assert run.returncode == 2
+    assert "test/ring/004.jpg" in run.stderr
+    assert "Traceback" not in run.stderr
+    run = evaluate(*common, "--skip-bad-images", processes=2)
+    assert run.returncode == 0, run.stderr
+    assert "left out 1 image" in run.stdout
+    assert "test/ring/004.jpg" in run.stdout
+    metrics, rows = read(tmp_path / "out")
+    assert metrics["images"] == len(rows) == 16
+    assert [problem["image"] for problem in metrics["left_out"]] == ["test/ring/004.jpg"]
+
+
+@pytest.fixture
+def in_process(monkeypatch, capsys):
+    """evaluate.py's main in this process: seconds faster, for what ends early."""
+    monkeypatch.syspath_prepend(ROOT)
+    import evaluate as script
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["evaluate.py", "--workers=0", *map(str, arguments)])
+        script.main()
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_an_image_without_a_box_is_named(in_process, checkpoint, tmp_path):
+    broken = make_data(tmp_path / "data")
+    truth = json.loads((broken / "test.json").read_text())
+    truth["annotations"] = [a for a in truth["annotations"] if a["image_id"] != 5]
+    (broken / "test.json").write_text(json.dumps(truth))
+    common = ("--checkpoint", checkpoint, "--data", broken, "--out", tmp_path / "out")
+    with pytest.raises(scm_fast.InputError, match=r"test/square/005\.jpg: this image has no box"):
+        in_process(*common)
+    shown = in_process(*common, "--skip-bad-images")
+    assert "left out 1 image" in shown
+    assert "005.jpg" in shown
+
+
+def test_an_empty_class_folder_and_a_missing_box_file_are_named(in_process, checkpoint, tmp_path):
+    broken = make_data(tmp_path / "data")
+    (broken / "test" / "ring" / "empty").mkdir()
+    for image in (broken / "test" / "square").iterdir():
+        image.unlink()
+    common = ("--checkpoint", checkpoint, "--out", tmp_path / "out")
+    with pytest.raises(scm_fast.InputError, match=r"test/square: this class folder has no image"):
+        in_process(*common, "--data", broken, "--protocol", "maxbox")
+    with pytest.raises(scm_fast.InputError, match=r"none\.json: no such file"):
+        in_process(*common, "--data", broken, "--boxes", broken / "none.json")
+
+
+def test_without_any_boxes_there_is_classification_and_boxes_at_a_fixed_threshold(
+    in_process, checkpoint, tmp_path
+):
+    bare = make_data(tmp_path / "data", boxes=False)
+    common = ("--checkpoint", checkpoint, "--data", bare, "--out", tmp_path / "out")
+    with pytest.raises(scm_fast.InputError, match="split val: protocol heldout needs boxes"):
+        in_process(*common)
+    shown = in_process(*common, "--protocol", "fixed", "--threshold", "0.123", "--step", "0.1", "--report")
+    assert "17 images have no box and count for classification only" in shown
+    metrics, rows = read(tmp_path / "out")
+    assert set(metrics["metrics"]) == {"top1_cls", "top5_cls"}
+    assert all(row["x1"] and not row["iou"] for row in rows)
+    assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
+
+
+def test_masks_give_pxap(in_process, checkpoint, tmp_path):
+    """OpenImages' layout: PxAP equals the literal one over the model's own maps."""
+    rng = np.random.default_rng(0)
+    root = tmp_path / "data"
+    names = [f"{number:02d}" for number in range(5)]
+    tables = {"image_ids": [], "class_labels": [], "localization": [], "image_sizes": []}
+    (root / "test").mkdir(parents=True)
+    for number, name in enumerate(names):
+        pixels = rng.integers(0, 255, (80, 120, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(root / f"{name}.png")
+        for kind in ("mask", "ignore"):
+            mask = np.zeros((80, 120), np.uint8)
+            y, x = rng.integers(0, 40, 2)
+            mask[y : y + 40, x : x + 50] = 255
+            Image.fromarray(mask).save(root / f"{name}_{kind}.png")
+        tables["image_ids"].append(f"{name}.png")
+        tables["class_labels"].append(f"{name}.png,{number % 3}")
+        tables["localization"].append(f"{name}.png,{name}_mask.png,{name}_ignore.png")
+        tables["image_sizes"].append(f"{name}.png,120,80")
+    for table, lines in tables.items():
+        (root / "test" / f"{table}.txt").write_text("\n".join(lines) + "\n")
+    in_process(
+        *("--checkpoint", checkpoint, "--data", root, "--layout", "wsol", "--protocol", "maxbox"),
+        *("--step", "0.01", "--batch-size", "1", "--out", tmp_path / "out"),
+    )
+    value = read(tmp_path / "out")[0]["metrics"]["px_ap"]["value"]
+
+    model = scm_fast.load_model(checkpoint)
+    recipe = evaluation_recipe(model)
+    scores, truth = [], []
+    for number, name in enumerate(names):
+        batch = recipe.normalize(recipe.prepare(Image.open(root / f"{name}.png"))[None])
+        with torch.no_grad():
+            activation = model(batch).activation_map(torch.tensor([number % 3]))[0]
+        resized, _ = literal_uint8(activation.numpy())
+        judged = read_masks([str(root / f"{name}_mask.png")], str(root / f"{name}_ignore.png"))
+        scores.append(resized[judged != 255])
+        truth.append(judged[judged != 255])
+    scores, truth = np.concatenate(scores), np.concatenate(truth)
+    expected, recall = 0, 0
+    for threshold in [*np.arange(0, 1, 0.01), 1.0][::-1]:
+        above = scores >= threshold
+        if above.any():
+            found = truth[above].sum() / truth.sum()
+            expected += truth[above].mean() * (found - recall)
+            recall = found
+    assert recall == 1
+    assert value == pytest.approx(100 * expected)
+
+
+def test_protocols_and_strategies_change_the_result_and_say_so(in_process, alone, data, checkpoint, tmp_path):
+    results = {}
+    for name, options in {
+        "maxbox": ("--protocol", "maxbox"),
+        "published": ("--protocol", "published"),
+        "fixed": ("--protocol", "fixed", "--threshold", "0.9"),
+        "blocks": ("--protocol", "maxbox", "--strategy", "F4*S4"),
+    }.items():
+        in_process("--checkpoint", checkpoint, "--data", data, "--out", tmp_path / name, *options)
+        results[name] = read(tmp_path / name)[0]
+    best = results["maxbox"]["metrics"]
+    assert best["gt_known"]["value"] == best["max_box_acc"]["value"]
+    assert (
+        results["maxbox"]["metrics"]["gt_known"]["value"] >= read(alone[1])[0]["metrics"]["gt_known"]["value"]
+    )
+    assert results["fixed"]["threshold"] == 0.9
+    assert len(results["published"]["curves"]["threshold"]) == 100
+    assert "max_box_acc" not in results["published"]["metrics"], "its maps are resized otherwise"
+    assert results["blocks"]["strategy"] == "F4*S4"
+    assert results["blocks"]["curves"] != results["maxbox"]["curves"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--threshold", "0.3"], "--threshold T and --protocol fixed go together"),
+        (["--protocol", "fixed"], "--threshold T and --protocol fixed go together"),
+        (["--protocol", "fixed", "--threshold", "1"], r"--threshold must be in \[0, 1\), got 1.0"),
+        (["--protocol", "maxbox", "--strategy", "F5*S0"], "asks for block 5, but the checkpoint has 4"),
+        (["--protocol", "maxbox", "--strategy", "G0"], "expected such as F0"),
+        (["--protocol", "maxbox", "--split", "dev"], "no split 'dev', only train, val, test"),
+        (["--protocol", "maxbox", "--data", "synthetic"], "the checkpoint has 3 classes, synthetic has 12"),
+        (["--checkpoint", "nowhere"], "nowhere: no such checkpoint"),
+        (["--protocol", "maxbox", "--step", "0"], "step"),
+    ],
+)
+def test_wrong_arguments_are_named(in_process, data, checkpoint, tmp_path, options, message):
+    with pytest.raises(scm_fast.InputError, match=message):
+        in_process("--checkpoint", checkpoint, "--data", data, "--out", tmp_path, *options)
+
+
+def test_real_birds(in_process, tmp_path):
+    """DeiT-Tiny's attention alone, without any training on boxes or birds, beats the whole image on CUB."""
+    if "SCM_FAST_DATA" not in os.environ:
+        pytest.skip("SCM_FAST_DATA is not set: the folder with CUB_200_2011 and weights")
+    source = Path(os.environ["SCM_FAST_DATA"])
+    subset = tmp_path / "CUB_200_2011"
+    subset.mkdir()
+    # The first 40 test images; the tables are cut, the images linked.
+    tests = {
+        line.split()[0]
+        for line in (source / "CUB_200_2011/train_test_split.txt").read_text().splitlines()
+        if line.split()[1] == "0"
+    }
+    kept = set(sorted(tests, key=int)[:40])
+    for name in ("images", "image_class_labels", "train_test_split", "bounding_boxes"):
+        lines = (source / f"CUB_200_2011/{name}.txt").read_text().splitlines()
+        lines = [line for line in lines if line.split()[0] in kept or line.split()[0] not in tests]
+        (subset / f"{name}.txt").write_text("\n".join(lines) + "\n")
+    (subset / "classes.txt").write_text((source / "CUB_200_2011/classes.txt").read_text())
+    (subset / "images").symlink_to(source / "CUB_200_2011/images")
+    torch.manual_seed(0)
+    model = scm_fast.create_model(
+        "deit_tiny_patch16_224",
+        num_classes=200,
+        method="cls",
+        pretrained=str(source / "weights/deit_tiny_patch16_224.safetensors"),
+    )
+    scm_fast.save_model(model, tmp_path / "checkpoint")
+    in_process(
+        *("--checkpoint", tmp_path / "checkpoint", "--data", subset, "--protocol", "maxbox"),
+        *("--report", "--out", tmp_path / "out"),
+    )
+    metrics, rows = read(tmp_path / "out")
+    assert len(rows) == 40
+    assert metrics["metrics"]["gt_known"]["value"] > metrics["baselines"]["full image"]["gt_known"] + 10

@@ -1,0 +1,362 @@
+"""The whole module: every backend against the literal reference, values and gradients."""
+
+import copy
+import threading
+
+import pytest
+import torch
+from calibration_checks import (
+    GRADIENTS,
+    KERNEL_DEVICE,
+    OUTPUTS,
+    assert_equal_to_reference,
+    assert_three_way,
+    module,
+    random_maps,
+    results,
+)
+
+from scm_fast import InputError, SpatialCalibration, reference, use_backend
+from scm_fast.ops.spatial_calibration import spatial_calibration_op
+
+GRIDS = [(14, 14), (16, 16), (7, 13), (1, 5), (5, 1)]
+KERNELS = ("torch", "triton")
+
+
+def device_of(backend: str) -> str:
+    return KERNEL_DEVICE if backend == "triton" else "cpu"
+
+
+def grid_name(grid: tuple[int, int]) -> str:
+    return f"{grid[0]}x{grid[1]}"
+
+
+@pytest.mark.parametrize("detach_init", [False, True], ids=["true-gradient", "detached"])
+@pytest.mark.parametrize("iterations", [(0, 0), (1, 1), (4, 4, 4, 4), (6, 6), (0, 1, 4)], ids=str)
+@pytest.mark.parametrize("grid", GRIDS, ids=grid_name)
+@pytest.mark.parametrize("method", ["stencil", "dense"])
+def test_torch_equals_reference(method, grid, iterations, detach_init):
+    for batch, classes in ((1, 7), (3, 1), (3, 200)):
+        S, F = random_maps(batch, classes, grid)
+        scm = module("torch", iterations, method=method, detach_init=detach_init)
+        assert_equal_to_reference(scm, S, F)
+
+
+@pytest.mark.parametrize("detach_init", [False, True], ids=["true-gradient", "detached"])
+@pytest.mark.parametrize("grid", GRIDS, ids=grid_name)
+def test_sixteen_iterations_equal_reference(grid, detach_init):
+    S, F = random_maps(2, 20, grid)
+    assert_equal_to_reference(module("torch", (16, 4, 4, 4), detach_init=detach_init), S, F)
+
+
+@pytest.mark.parametrize("detach_init", [False, True], ids=["true-gradient", "detached"])
+@pytest.mark.parametrize(
+    ("grid", "batch", "classes", "iterations", "method"),
+    [
+        ((14, 14), 1, 7, (4, 4), "stencil"),
+        ((16, 16), 1, 5, (4,), "stencil"),
+        ((7, 13), 3, 20, (4, 2), "stencil"),
+        ((1, 5), 3, 1, (0, 1, 6), "stencil"),
+        ((5, 1), 1, 7, (0, 1, 4), "stencil"),
+        ((7, 13), 2, 7, (4, 2), "dense"),
+        ((1, 5), 3, 7, (0, 1, 16), "dense"),
+        ((4, 3), 2, 7, (16, 4, 4, 4), "auto"),
+    ],
+    ids=str,
+)
+def test_triton_equals_reference(poisoned_memory, grid, batch, classes, iterations, method, detach_init):
+    S, F = (x.to(KERNEL_DEVICE) for x in random_maps(batch, classes, grid))
+    assert_equal_to_reference(module("triton", iterations, method=method, detach_init=detach_init), S, F)
+
+
+def test_triton_serves_grids_beyond_a_thousand_tokens(poisoned_memory):
+    """There the kernels keep in memory what they hold in registers on smaller grids."""
+    S, F = (x.to(KERNEL_DEVICE) for x in random_maps(1, 3, (33, 35)))
+    assert_equal_to_reference(module("triton", (2,)), S, F)
+
+
+def test_triton_serves_64_by_64_tokens():
+    S, F = (x.to(KERNEL_DEVICE) for x in random_maps(1, 2, (64, 64)))
+    expected, actual = (
+        results(module(name, (2,)), S.to(d), F.to(d))
+        for name, d in (("torch", "cpu"), ("triton", KERNEL_DEVICE))
+    )
+    for name in (*OUTPUTS, "dS", "dF", "dlam"):
+        torch.testing.assert_close(actual[name], expected[name], rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("iterations", [(4, 4, 4, 4), (1, 6)], ids=str)
+@pytest.mark.parametrize("grid", [(14, 14), (7, 13)], ids=grid_name)
+def test_torch_float32_error(grid, iterations):
+    S, F = random_maps(3, 50, grid)
+    assert_three_way(module("torch", iterations), S, F, torch.float32)
+
+
+@pytest.mark.parametrize("grid", [(14, 14), (1, 5)], ids=grid_name)
+def test_triton_float32_error(poisoned_memory, grid):
+    S, F = (x.to(KERNEL_DEVICE) for x in random_maps(2, 20, grid))
+    assert_three_way(module("triton", (4, 4)), S, F, torch.float32)
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_semantic_map(backend, dtype):
+    """Only S is rounded: everything after it is as exact as in float32."""
+    S, F = (x.to(device_of(backend)) for x in random_maps(2, 20, (6, 7)))
+    assert_three_way(module(backend, (4, 4)), S, F, dtype)
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_gradcheck(backend):
+    device = device_of(backend)
+    S, F = (x.to(device).requires_grad_() for x in random_maps(2, 3, (3, 4)))
+    lam = torch.tensor([0.9, 1.2], dtype=torch.float64, device=device, requires_grad=True)
+    beta = torch.tensor([0.4, 0.6], dtype=torch.float64, device=device, requires_grad=True)
+
+    def outputs(S, F, lam, beta):
+        return spatial_calibration_op(S, F, lam, beta, [1, 2], [False, True], 0.05, False, backend)[:3]
+
+    assert torch.autograd.gradcheck(outputs, (S, F, lam, beta), atol=1e-5, rtol=1e-4)
+
+    def stencil_outputs(S, F, lam, beta):
+        return spatial_calibration_op(S, F, lam, beta, [1, 2], [False, False], 0.05, False, backend)[:3]
+
+    assert torch.autograd.gradcheck(stencil_outputs, (S, F, lam, beta), atol=1e-5, rtol=1e-4)
+
+
+def layouts(S: torch.Tensor) -> dict[str, torch.Tensor]:
+    B, C, H, W = S.shape
+    wide = torch.zeros(B, 2 * C, H, W + 3, dtype=S.dtype, device=S.device)
+    wide[:, ::2, :, 1:-2] = S
+    return {
+        "channels-last": S.to(memory_format=torch.channels_last),
+        "tokens-by-channels": S.flatten(2).mT.contiguous().mT.view(B, C, H, W),
+        "transposed-grid": S.mT.contiguous().mT,
+        "strided": wide[:, ::2, :, 1:-2],
+        "expanded": S[:1].expand(B, -1, -1, -1),
+    }
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_memory_layouts(backend):
+    S, F = (x.to(device_of(backend)) for x in random_maps(2, 6, (4, 5)))
+    strided_F = torch.stack((F, F), -1)[..., 0].mT.contiguous().mT
+    scm = module(backend, (2, 3))
+    for name, S_view in layouts(S).items():
+        expected = results(scm, S_view.contiguous(), F)
+        actual = results(scm, S_view, strided_F)
+        for key in expected:
+            torch.testing.assert_close(actual[key], expected[key], rtol=1e-9, atol=1e-9, msg=f"{name}: {key}")
+
+
+def degenerate_inputs() -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    S, F = random_maps(2, 4, (3, 4))
+    zero_token = S.clone()
+    zero_token[:, :, 1, 2] = 0
+    return {
+        "constant F": (S, torch.full_like(F, 0.3)),
+        "zero F": (S, torch.zeros_like(F)),
+        "zero token": (zero_token, F),
+        "zero S": (torch.zeros_like(S), F),
+        "constant S": (torch.ones_like(S), F),
+        "one token": (S[..., :1, :1], F[..., :1, :1]),
+    }
+
+
+@pytest.mark.parametrize("case", degenerate_inputs())
+@pytest.mark.parametrize("method", ["stencil", "dense"])
+@pytest.mark.parametrize("backend", ["reference", *KERNELS])
+def test_degenerate_inputs_are_finite(backend, method, case):
+    S, F = degenerate_inputs()[case]
+    scm = SpatialCalibration(2, 2, backend=backend, method=method).double()
+    actual = results(scm, S.to(device_of(backend)), F.to(device_of(backend)))
+    assert all(value.isfinite().all() for value in actual.values())
+    expected = results(SpatialCalibration(2, 2, backend="reference").double(), S, F)
+    for name in (*OUTPUTS, "dS", "dF", "dlam"):
+        torch.testing.assert_close(actual[name], expected[name], rtol=1e-7, atol=1e-8, msg=name)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("place", ["S", "F"])
+@pytest.mark.parametrize("method", ["stencil", "dense"])
+@pytest.mark.parametrize("backend", ["reference", *KERNELS])
+def test_bad_values_reach_the_logits(backend, method, place, value):
+    S, F = random_maps(2, 4, (3, 4))
+    (S if place == "S" else F)[0, ..., 1, 2] = value
+    scm = SpatialCalibration(2, 2, backend=backend, method=method).double().to(device_of(backend))
+    logits = scm(S.to(device_of(backend)), F.to(device_of(backend))).logits
+    assert not logits[0].isfinite().any()
+    assert logits[1].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("S_shape", "F_shape", "message"),
+    [
+        ((2, 3, 4), (2, 4, 4), r"S must have shape \(B, C, H, W\), got \(2, 3, 4\)"),
+        ((2, 3, 4, 5), (2, 20), r"F must have shape \(B, H, W\), got \(2, 20\)"),
+        ((2, 3, 4, 5), (2, 5, 4), r"F must have shape \(2, 4, 5\)"),
+        ((2, 3, 4, 5), (1, 4, 5), r"F must have shape \(2, 4, 5\)"),
+        ((0, 3, 4, 5), (0, 4, 5), "S must not be empty"),
+    ],
+)
+def test_wrong_shapes(S_shape, F_shape, message):
+    with pytest.raises(ValueError, match=message):
+        SpatialCalibration()(torch.zeros(S_shape), torch.zeros(F_shape))
+
+
+def test_wrong_dtype_and_device():
+    S, F = torch.zeros(1, 2, 3, 3), torch.zeros(1, 3, 3)
+    scm = SpatialCalibration()
+    with pytest.raises(ValueError, match="S must have a floating-point dtype, got torch.int64"):
+        scm(S.long(), F)
+    with pytest.raises(ValueError, match="F must have a floating-point dtype, got torch.bool"):
+        scm(S, F.bool())
+    with pytest.raises(ValueError, match="S and F must be on one device, got meta and cpu"):
+        scm(S.to("meta"), F)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"alpha": 0.0}, "alpha must be positive"),
+        ({"alpha": -1.0}, "alpha must be positive"),
+        ({"alpha": float("nan")}, "alpha must be positive"),
+        ({"iterations": -1}, "iterations must be non-negative"),
+        ({"iterations": (4, 4)}, "iterations must be an int or one per block: got 2 for num_blocks=4"),
+        ({"iterations": 2.5}, "iterations must be"),
+        ({"num_blocks": 0}, "num_blocks must be a positive integer"),
+        ({"method": "sparse"}, "method must be one of stencil, dense or auto, got 'sparse'"),
+        ({"backend": "cuda"}, "backend must be one of reference, torch, triton or auto, got 'cuda'"),
+    ],
+)
+def test_wrong_settings(settings, message):
+    with pytest.raises(InputError, match=message):
+        SpatialCalibration(**settings)
+
+
+def test_stencil_refuses_iterations_it_cannot_afford():
+    scm = SpatialCalibration(1, 16, method="stencil")
+    with pytest.raises(InputError, match="method='stencil' takes at most 10 iterations"):
+        scm(torch.zeros(1, 2, 3, 3), torch.zeros(1, 3, 3))
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast_keeps_fields_in_float32(backend, dtype):
+    device = device_of(backend)
+    S, F = (x.to(device, torch.float32) for x in random_maps(2, 8, (4, 5)))
+    scm = module(backend, (4, 1), torch.float32, method="dense" if backend == "torch" else "auto")
+    expected = results(scm, S, F)
+    with torch.autocast(device, dtype):
+        actual = results(scm, S, F)
+        out = scm(S.to(dtype).requires_grad_(), F.to(dtype))
+    for name in expected:
+        torch.testing.assert_close(actual[name], expected[name])
+    assert all(value.dtype == torch.float32 for value in out)
+    S_half, F_half = S.to(dtype).requires_grad_(), F.to(dtype).requires_grad_()
+    scm(S_half, F_half).logits.sum().backward()
+    assert S_half.grad.dtype == F_half.grad.dtype == dtype
+
+
+@pytest.mark.parametrize("backend", ["reference", *KERNELS])
+def test_compiles_to_one_graph(backend):
+    S, F = (x.to(device_of(backend)) for x in random_maps(2, 4, (3, 4)))
+    scm = module(backend, (1, 2))
+    compiled = torch.compile(scm, fullgraph=True, backend="aot_eager")
+    expected, actual = results(scm, S, F), results(compiled, S, F)
+    for name in expected:
+        torch.testing.assert_close(actual[name], expected[name], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dense", [[False, False], [True, False]], ids=["stencil", "dense"])
+@pytest.mark.parametrize("backend", KERNELS)
+def test_opcheck(backend, dense):
+    S, F = (x.to(device_of(backend)).requires_grad_() for x in random_maps(2, 3, (2, 3)))
+    lam = torch.tensor([0.9, 1.2], dtype=torch.float64, device=S.device, requires_grad=True)
+    beta = torch.tensor([0.4, 0.6], dtype=torch.float64, device=S.device, requires_grad=True)
+    arguments = (S, F, lam, beta, [1, 2], dense, 0.002, False, backend)
+    torch.library.opcheck(spatial_calibration_op, arguments)
+
+
+def test_trace_shows_every_block():
+    S, F = random_maps(2, 5, (4, 6))
+    for backend in ("reference", "torch"):
+        scm = module(backend, (2, 3, 4))
+        trace, out = scm.trace(S, F), scm(S, F)
+        assert len(trace.semantic) == len(trace.attention) == len(trace.filtered) == 3
+        torch.testing.assert_close(trace.attention[-1], out.attention)
+        torch.testing.assert_close(trace.semantic[-1].mean((2, 3)), out.logits)
+        S_l, F_l = S.flatten(2), reference.min_max(F.flatten(1))
+        for block in range(3):
+            S_l, F_l, f = reference.diffusion_block(
+                S_l, F_l, scm.lam[block], scm.beta[block], (4, 6), scm.iterations[block], scm.alpha, False
+            )
+            torch.testing.assert_close(trace.semantic[block].flatten(2), S_l.detach())
+            torch.testing.assert_close(trace.attention[block].flatten(1), F_l.detach())
+            torch.testing.assert_close(trace.filtered[block].flatten(1), f.detach())
+
+
+def test_presets():
+    paper = SpatialCalibration.from_preset("paper")
+    assert paper.iterations == (4, 4, 4, 4)
+    assert not paper.detach_init
+    official = SpatialCalibration.from_preset("official", backend="torch", alpha=0.01)
+    assert official.iterations == (16, 4, 4, 4)
+    assert official.detach_init
+    assert official.alpha == 0.01
+    with pytest.raises(InputError, match="preset must be one of paper, official, got 'papers'"):
+        SpatialCalibration.from_preset("papers")
+
+
+def test_copies_and_state_dict_round_trip():
+    S, F = random_maps(2, 5, (4, 6))
+    scm = module("torch", (2, 3))
+    other = SpatialCalibration(2, [2, 3], backend="torch").double()
+    assert set(scm.state_dict()) == {"lam", "beta"}
+    other.load_state_dict(scm.state_dict())
+    expected = results(scm, S, F)
+    for twin in (copy.deepcopy(scm), other):
+        actual = results(twin, S, F)
+        assert all(torch.equal(actual[name], expected[name]) for name in expected)
+
+
+def test_deterministic_and_thread_safe():
+    """Many threads at once, each with its own backend switch, give bit for bit what one gives alone."""
+    S, F = random_maps(3, 20, (7, 13))
+    scm = module("auto", (4, 4))
+    expected = {}
+    for name in ("reference", "torch"):
+        with use_backend(name):
+            expected[name] = results(copy.deepcopy(scm), S, F)
+    assert not torch.equal(expected["reference"]["dS"], expected["torch"]["dS"])
+    failures = []
+
+    def work(name):
+        for _ in range(3):
+            with use_backend(name):
+                actual = results(copy.deepcopy(scm), S, F)
+            if not all(torch.equal(actual[key], expected[name][key]) for key in actual):
+                failures.append(name)
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in ("reference", "torch") * 3]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_only_used_outputs_need_gradients():
+    S, F = random_maps(2, 5, (4, 6))
+    for output in OUTPUTS:
+        gradients = {}
+        for backend in ("reference", *KERNELS):
+            device = device_of(backend)
+            scm = module(backend, (1, 2)).to(device)
+            inputs = [x.to(device).requires_grad_() for x in (S, F)]
+            getattr(scm(*inputs), output).square().sum().backward()
+            gradients[backend] = [x.grad.cpu() for x in (*inputs, scm.lam, scm.beta) if x.grad is not None]
+        for backend in KERNELS:
+            assert len(gradients[backend]) == len(GRADIENTS)
+            for actual, expected in zip(gradients[backend], gradients["reference"], strict=True):
+                torch.testing.assert_close(actual, expected, rtol=1e-7, atol=1e-8)
