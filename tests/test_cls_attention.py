@@ -238,8 +238,10 @@ def test_no_matrix_of_attention_is_kept_for_the_backward_pass():
 
 
 def rows_computed(monkeypatch, model, images):
-    calls = []
-    monkeypatch.setattr(cls_attention, "cls_row", lambda *args: calls.append(args) or cls_row(*args))
+    calls, compute = [], cls_attention._cls_rows_of_heads
+    monkeypatch.setattr(
+        cls_attention, "_cls_rows_of_heads", lambda *args: calls.append(args) or compute(*args)
+    )
     model(images)
     return len(calls)
 
