@@ -111,7 +111,7 @@ def edge_similarity_backward_kernel(
     i_b = tl.program_id(0).to(tl.int64)
     o = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
     N = H * W
-    if dparameters is not None:
+    if dparameters is not None:  # noqa: SIM102 (decided when compiling)
         if (i_b == 0) & (tl.program_id(1) == 0):
             for i_l in range(NUM_BLOCKS):
                 b_lam, b_beta = tl.zeros([BLOCK_T], DTYPE), tl.zeros([BLOCK_T], DTYPE)

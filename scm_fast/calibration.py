@@ -38,7 +38,7 @@ class CalibrationTrace(NamedTuple):
 
 def expand_iterations(iterations: int | Sequence[int], num_blocks: int) -> tuple[int, ...]:
     """One Newton-Schulz iteration count per block, from one for all or one for each."""
-    counts = (iterations,) * num_blocks if isinstance(iterations, int) else tuple(iterations)
+    counts = (iterations,) * num_blocks if not isinstance(iterations, Sequence) else tuple(iterations)
     if len(counts) != num_blocks:
         raise InputError(
             f"iterations must be an int or one per block: got {len(counts)} for num_blocks={num_blocks}"

@@ -88,10 +88,14 @@ def error(actual: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, floa
 def assert_three_way(scm: SpatialCalibration, S: Tensor, F: Tensor, dtype: torch.dtype) -> None:
     """`scm` in `dtype` errs at most twice as much as the reference in that dtype, against float64."""
     S, F = S.to(dtype), F.to(dtype)
+    # The interpreter truncates where it stores bfloat16, which a GPU rounds.
+    truncating = dtype == torch.bfloat16 and scm.backend == "triton" and KERNEL_DEVICE == "cpu"
     settings = {"alpha": scm.alpha, "detach_init": scm.detach_init}
     plain = module("reference", scm.iterations, torch.float32, **settings)
     exact = results(module("reference", scm.iterations, **settings), S.cpu().double(), F.cpu().double())
     expected = error(results(plain, S.cpu(), F.cpu()), exact)
     actual = error(results(scm.float(), S, F), exact)
     for name, bound in expected.items():
+        if truncating and name in ("dS", "dF"):
+            bound = 2**-8  # half of the largest relative error of truncation to 8 bits
         assert actual[name] <= 2 * bound + 1e-6, f"{name}: error {actual[name]:.1e}, reference {bound:.1e}"

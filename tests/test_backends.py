@@ -45,13 +45,13 @@ def test_unknown_names_say_where_they_came_from(monkeypatch):
     with pytest.raises(InputError, match="backend must be one of reference, torch, triton or auto, got 'x'"):
         use_backend("x").__enter__()
     monkeypatch.setenv("SCM_FAST_BACKEND", "cuda")
-    with pytest.raises(InputError, match="SCM_FAST_BACKEND must be one of .* got 'cuda'"):
+    with pytest.raises(InputError, match=r"SCM_FAST_BACKEND must be one of .* got 'cuda'"):
         requested_backend()
 
 
 def test_asking_for_triton_where_it_cannot_serve(monkeypatch):
     monkeypatch.setattr(backends, "interpreting", lambda: False)
-    with pytest.raises(InputError, match="backend 'triton' was asked for and cannot serve: .* on 'cpu'"):
+    with pytest.raises(InputError, match=r"backend 'triton' was asked for and cannot serve: .* on 'cpu'"):
         resolve_backend("triton", CPU)
     assert resolve_backend("auto", CPU) == "torch"
 

@@ -11,9 +11,9 @@ from scm_fast.ops.fields import tanhshrink
 BACKENDS = ("torch", "triton")
 
 
-def inputs(backend: str, grid: tuple[int, int] = (3, 4)) -> tuple[torch.Tensor, ...]:
+def inputs(backend: str, grid: tuple[int, int] = (2, 3)) -> tuple[torch.Tensor, ...]:
     device = KERNEL_DEVICE if backend == "triton" else "cpu"
-    S, F = random_maps(2, 5, grid)
+    S, F = random_maps(1, 5, grid)
     edges = edge_similarity(S, "torch")
     lam, beta = torch.tensor([0.9, 1.2]).double(), torch.tensor([0.4, 0.6]).double()
     return tuple(x.to(device).requires_grad_() for x in (F, edges, lam, beta))

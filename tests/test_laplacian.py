@@ -55,7 +55,7 @@ def test_gradcheck_and_opcheck(backend):
 def test_bad_input():
     with pytest.raises(InputError, match=r"edges must have shape \(B, 2, H, W\), got \(1, 3, 4, 4\)"):
         laplacian(torch.zeros(1, 3, 4, 4), torch.ones(()))
-    with pytest.raises(InputError, match="edges must be float32 or float64, got torch.float16"):
+    with pytest.raises(InputError, match=r"edges must be float32 or float64, got torch.float16"):
         laplacian(torch.zeros(1, 2, 4, 4).half(), torch.ones(()))
     with pytest.raises(InputError, match=r"lam must be a single number, got shape \(2,\)"):
         laplacian(torch.zeros(1, 2, 4, 4), torch.ones(2))

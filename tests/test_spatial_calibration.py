@@ -54,13 +54,13 @@ def test_sixteen_iterations_equal_reference(grid, detach_init):
     ("grid", "batch", "classes", "iterations", "method"),
     [
         ((14, 14), 1, 7, (4, 4), "stencil"),
-        ((16, 16), 1, 5, (4,), "stencil"),
-        ((7, 13), 3, 20, (4, 2), "stencil"),
-        ((1, 5), 3, 1, (0, 1, 6), "stencil"),
+        ((16, 16), 1, 5, (2,), "stencil"),
+        ((7, 13), 3, 20, (3, 1), "stencil"),
+        ((1, 5), 1, 1, (0, 1, 6), "stencil"),
         ((5, 1), 1, 7, (0, 1, 4), "stencil"),
-        ((7, 13), 2, 7, (4, 2), "dense"),
+        ((5, 7), 2, 7, (3, 2), "dense"),
         ((1, 5), 3, 7, (0, 1, 16), "dense"),
-        ((4, 3), 2, 7, (16, 4, 4, 4), "auto"),
+        ((4, 3), 1, 7, (16, 4, 4, 4), "auto"),
     ],
     ids=str,
 )
@@ -107,21 +107,17 @@ def test_half_precision_semantic_map(backend, dtype):
 
 
 @pytest.mark.parametrize("backend", KERNELS)
-def test_gradcheck(backend):
+@pytest.mark.parametrize("dense", [[False, False], [True, False]], ids=["stencil", "dense"])
+def test_gradcheck(backend, dense):
     device = device_of(backend)
-    S, F = (x.to(device).requires_grad_() for x in random_maps(2, 3, (3, 4)))
+    S, F = (x.to(device).requires_grad_() for x in random_maps(1, 2, (2, 2)))
     lam = torch.tensor([0.9, 1.2], dtype=torch.float64, device=device, requires_grad=True)
     beta = torch.tensor([0.4, 0.6], dtype=torch.float64, device=device, requires_grad=True)
 
     def outputs(S, F, lam, beta):
-        return spatial_calibration_op(S, F, lam, beta, [1, 2], [False, True], 0.05, False, backend)[:3]
+        return spatial_calibration_op(S, F, lam, beta, [1, 1], dense, 0.05, False, backend)[:3]
 
     assert torch.autograd.gradcheck(outputs, (S, F, lam, beta), atol=1e-5, rtol=1e-4)
-
-    def stencil_outputs(S, F, lam, beta):
-        return spatial_calibration_op(S, F, lam, beta, [1, 2], [False, False], 0.05, False, backend)[:3]
-
-    assert torch.autograd.gradcheck(stencil_outputs, (S, F, lam, beta), atol=1e-5, rtol=1e-4)
 
 
 def layouts(S: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -141,7 +137,7 @@ def layouts(S: torch.Tensor) -> dict[str, torch.Tensor]:
 def test_memory_layouts(backend):
     S, F = (x.to(device_of(backend)) for x in random_maps(2, 6, (4, 5)))
     strided_F = torch.stack((F, F), -1)[..., 0].mT.contiguous().mT
-    scm = module(backend, (2, 3))
+    scm = module(backend, (1, 1))
     for name, S_view in layouts(S).items():
         expected = results(scm, S_view.contiguous(), F)
         actual = results(scm, S_view, strided_F)
@@ -207,9 +203,9 @@ def test_wrong_shapes(S_shape, F_shape, message):
 def test_wrong_dtype_and_device():
     S, F = torch.zeros(1, 2, 3, 3), torch.zeros(1, 3, 3)
     scm = SpatialCalibration()
-    with pytest.raises(ValueError, match="S must have a floating-point dtype, got torch.int64"):
+    with pytest.raises(ValueError, match=r"S must have a floating-point dtype, got torch.int64"):
         scm(S.long(), F)
-    with pytest.raises(ValueError, match="F must have a floating-point dtype, got torch.bool"):
+    with pytest.raises(ValueError, match=r"F must have a floating-point dtype, got torch.bool"):
         scm(S, F.bool())
     with pytest.raises(ValueError, match="S and F must be on one device, got meta and cpu"):
         scm(S.to("meta"), F)

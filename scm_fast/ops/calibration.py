@@ -111,8 +111,7 @@ def calibration_backward_op(
         dF, dedges, shares = kernels("calibration").backward(
             F, edges, lam, beta, f, dattention, dgain, iterations, alpha, detach_init
         )
-        dlam, dbeta = shares.sum(0)
-        return dF, dedges, dlam.to(lam.dtype), dbeta.to(beta.dtype)
+        return dF, dedges, shares[:, 0].sum(0).to(lam.dtype), shares[:, 1].sum(0).to(beta.dtype)
     dattention = torch.zeros_like(f[:, 0]) if dattention is None else dattention
     dgain = torch.zeros_like(f[:, 0]) if dgain is None else dgain
     wide_lam, wide_beta = lam.to(edges.dtype), beta.to(edges.dtype)
