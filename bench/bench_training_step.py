@@ -7,12 +7,12 @@ while slows all of them. A step is forward, cross-entropy and backward; the opti
 Peak memory is that of the tensors which the step itself allocates, gradients included, by the profiler.
 """
 
-import statistics
-import time
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
+from measure import alternate, ratios
 from torch import nn
 
 from scm_fast import create_model
@@ -49,58 +49,20 @@ def step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> None:
     F.cross_entropy(model(images), labels).backward()
 
 
-def peak_memory(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> int:
-    """Bytes of tensors alive at once, beyond those alive before the step."""
-    model.zero_grad(set_to_none=True)
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-    ) as profile:
-        step(model, images, labels)
-    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
-    alive = peak = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        alive += event.nbytes()
-        peak = max(peak, alive)
-    return peak
-
-
 def compare(benchmark, models: dict[str, nn.Module], rounds: int) -> dict[str, dict[str, float]]:
     """Median seconds and peak bytes of each model's step, from alternating rounds."""
     images, labels = batch()
-    wall: dict[str, list[float]] = {name: [] for name in models}
-    cpu: dict[str, list[float]] = {name: [] for name in models}
-    peaks = {
-        name: peak_memory(model.train(), images, labels) for name, model in models.items()
-    }  # and warm up
 
-    def alternate() -> None:
-        for name, model in models.items():
+    def step_of(model: nn.Module) -> Callable[[], None]:
+        model.train()
+
+        def run() -> None:
             model.zero_grad(set_to_none=True)
-            wall_start, cpu_start = time.perf_counter(), time.process_time()
             step(model, images, labels)
-            wall[name].append(time.perf_counter() - wall_start)
-            cpu[name].append(time.process_time() - cpu_start)
 
-    benchmark.pedantic(alternate, rounds=rounds, iterations=1)
-    results = {
-        name: {
-            "seconds": statistics.median(wall[name]),
-            "cpu_seconds": statistics.median(cpu[name]),
-            "peak_bytes": peaks[name],
-        }
-        for name in models
-    }
-    benchmark.extra_info.update(results)
-    for name, result in results.items():
-        memory = f"peak {result['peak_bytes'] / 2**20:.1f} MiB"
-        print(f"\n{name:>8}: {result['seconds']:.3f} s, {result['cpu_seconds']:.3f} CPU s, {memory}", end="")
-    return results
+        return run
 
-
-def ratios(results: dict[str, dict[str, float]], name: str, base: str) -> dict[str, float]:
-    found = {key: results[name][key] / results[base][key] for key in results[name]}
-    print(f"\n{name} / {base}: " + ", ".join(f"{key} {value:.3f}x" for key, value in found.items()))
-    return found
+    return alternate(benchmark, {name: step_of(model) for name, model in models.items()}, rounds)
 
 
 @pytest.mark.slow

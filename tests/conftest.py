@@ -6,6 +6,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Workers share the cores: threads of several processes that wait for each other are slower than one each.
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
+
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton
 

@@ -74,10 +74,8 @@ def _cls_rows_of_heads(q: Tensor, k: Tensor, scale: float, mask: Tensor | None =
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     if mask is not None:
         row_mask = mask[..., 0, :]
-        if mask.dtype == torch.bool:
-            scores = scores.masked_fill(~row_mask, float("-inf"))
-        else:
-            scores = scores + row_mask
+        chooses = mask.dtype == torch.bool
+        scores = scores.masked_fill(~row_mask, float("-inf")) if chooses else scores + row_mask
     return scores.softmax(-1)
 
 

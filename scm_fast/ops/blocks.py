@@ -70,10 +70,10 @@ class BlockStack:
             dedges += dedges_block
         return min_max_backward(dF, raw, first), dedges, dlam, dbeta
 
-    def _stencil_iterates(self, like: Tensor) -> Iterates | None:
+    def _stencil_iterates(self, like: Tensor) -> Iterates:
         """Room for the longest stencil recurrence; the blocks take turns in it."""
         counts = [count for count, dense in zip(self.iterations, self.dense, strict=True) if not dense]
-        return Iterates(2 ** max(counts), like, self.grid[1]) if counts else None
+        return Iterates(2 ** max(counts, default=0), like, self.grid[1])
 
     def _diffusion(self, block: int) -> StencilDiffusion | DenseDiffusion:
         count, lam = self.iterations[block], self.lam[block]

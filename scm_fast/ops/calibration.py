@@ -70,6 +70,7 @@ def calibration_op(
     """attention and gain (B, H, W) and f (B, L, H, W), in the dtype of the edges."""
     if fused(dense, backend):
         return kernels("calibration").forward(F, edges, lam, beta, iterations, alpha)
+    grid = (F.shape[1], F.shape[2])
     lam, beta = lam.to(edges.dtype), beta.to(edges.dtype)
     f = edges.new_empty(F.shape[0], len(iterations), *F.shape[1:])
     attention, gain = torch.empty_like(f[:, 0]), torch.empty_like(f[:, 0])
@@ -87,7 +88,7 @@ def calibration_op(
         )
         results = stack.forward(tokens_first(F[images].to(edges.dtype)))
         for out, result in zip((attention, gain, f), results, strict=True):
-            out[images] = images_first(result, F.shape[1:])
+            out[images] = images_first(result, grid)
     return attention, gain, f
 
 
@@ -114,26 +115,20 @@ def calibration_backward_op(
         return dF, dedges, shares[:, 0].sum(0).to(lam.dtype), shares[:, 1].sum(0).to(beta.dtype)
     dattention = torch.zeros_like(f[:, 0]) if dattention is None else dattention
     dgain = torch.zeros_like(f[:, 0]) if dgain is None else dgain
+    grid = (F.shape[1], F.shape[2])
     wide_lam, wide_beta = lam.to(edges.dtype), beta.to(edges.dtype)
     dF, dedges = torch.empty_like(F), torch.empty_like(edges)
     dlam, dbeta = torch.zeros_like(wide_lam), torch.zeros_like(wide_beta)
     for images in _image_chunks(F):
+        edges_part = tokens_first(edges[images])
         stack = BlockStack(
-            tokens_first(edges[images]),
-            wide_lam,
-            wide_beta,
-            F.shape[1:],
-            iterations,
-            dense,
-            alpha,
-            detach_init,
-            backend,
+            edges_part, wide_lam, wide_beta, grid, iterations, dense, alpha, detach_init, backend
         )
         raw = tokens_first(F[images].to(edges.dtype))
         given = (tokens_first(x[images]) for x in (f, dattention, dgain))
         dF_part, dedges_part, dlam_part, dbeta_part = stack.backward(raw, *given)
-        dF[images] = images_first(dF_part, F.shape[1:])
-        dedges[images] = images_first(dedges_part, F.shape[1:])
+        dF[images] = images_first(dF_part, grid)
+        dedges[images] = images_first(dedges_part, grid)
         dlam += dlam_part
         dbeta += dbeta_part
     return dF, dedges, dlam.to(lam.dtype), dbeta.to(beta.dtype)
@@ -149,9 +144,9 @@ def tokens_first(x: Tensor) -> Tensor:
     return x.flatten(-2).movedim(0, -1).contiguous()
 
 
-def images_first(x: Tensor, grid: Sequence[int]) -> Tensor:
+def images_first(x: Tensor, grid: tuple[int, int]) -> Tensor:
     """The inverse of `tokens_first`, as a view."""
-    return x.movedim(-1, 0).unflatten(-1, tuple(grid))
+    return x.movedim(-1, 0).unflatten(-1, grid)
 
 
 def _image_chunks(F: Tensor) -> list[slice]:
