@@ -28,7 +28,7 @@ METHODS = ("stencil", "dense")
 # 2^p fields are walked back by the stencil: beyond this the matrices are smaller.
 MAX_STENCIL_ITERATIONS = 10
 # Cost of a stencil's operation against one inside a matrix product; see `choose_method`.
-_STENCIL_PENALTY = 32
+_STENCIL_PENALTY = 48
 # Elements of a field (N, b) that the torch implementation takes at a time, to stay in the cache.
 _CHUNK = 1 << 16
 
@@ -37,8 +37,8 @@ def choose_method(iterations: int, tokens: int) -> str:
     """The cheaper way to compute X_p F for one image.
 
     The stencil takes 2 * 2^p - 1 applications of 9 N operations, the matrices p - 1 products of 2 N^3. An
-    operation inside a product is about 32 times cheaper (registers instead of memory, measured on the CPU with
-    `bench/bench_calibration.py`). At 14 x 14 tokens the two meet near p = 10.
+    operation inside a product is about 48 times cheaper (registers instead of memory; fitted on the CPU with
+    `bench/bench_calibration.py`). At 14 x 14 tokens the matrices win from p = 10 on.
     """
     stencil = _STENCIL_PENALTY * 2 ** (iterations + 1) * 9 * tokens
     dense = max(iterations - 1, 1) * 2 * tokens**3
@@ -75,17 +75,8 @@ def calibration_op(
     f = edges.new_empty(F.shape[0], len(iterations), *F.shape[1:])
     attention, gain = torch.empty_like(f[:, 0]), torch.empty_like(f[:, 0])
     for images in _image_chunks(F):
-        stack = BlockStack(
-            tokens_first(edges[images]),
-            lam,
-            beta,
-            F.shape[1:],
-            iterations,
-            dense,
-            alpha,
-            detach_init,
-            backend,
-        )
+        edges_part = tokens_first(edges[images])
+        stack = BlockStack(edges_part, lam, beta, grid, iterations, dense, alpha, detach_init, backend)
         results = stack.forward(tokens_first(F[images].to(edges.dtype)))
         for out, result in zip((attention, gain, f), results, strict=True):
             out[images] = images_first(result, grid)
