@@ -18,9 +18,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# A run's iteration counts are passed as one integer, 4 bits a block.
-MAX_BLOCKS = 15
-
 
 @triton.jit
 def _load(p_x, N, BLOCK: tl.constexpr):
@@ -227,6 +224,7 @@ def calibration_forward_kernel(
     W,
     NUM_BLOCKS,
     ROOT_ALPHA: tl.constexpr,
+    NORMALISE: tl.constexpr,
     DTYPE: tl.constexpr,
     LEVELS: tl.constexpr,
     RESIDENT: tl.constexpr,
@@ -238,7 +236,7 @@ def calibration_forward_kernel(
     p_slots = scratch + i_b * slots * BLOCK
     _write_grid(p_slots, edges + i_b * 2 * N, H, W, DTYPE, BLOCK)
     b_raw = _load_F(F + i_b * stride_b, stride_h, stride_w, m, W, DTYPE, BLOCK)
-    _write(p_slots, ENTERING, _min_max(b_raw, m), BLOCK)
+    _write(p_slots, ENTERING, _min_max(b_raw, m) if NORMALISE else b_raw, BLOCK)
     _write(p_slots, GAIN, tl.full([BLOCK], 1.0, DTYPE), BLOCK)
     tl.debug_barrier()  # here and below: slots are read back by the lanes that wrote them
     for i_l in tl.range(NUM_BLOCKS, disable_licm=True):
@@ -306,6 +304,7 @@ def calibration_backward_kernel(
     W,
     NUM_BLOCKS,
     ROOT_ALPHA: tl.constexpr,
+    NORMALISE: tl.constexpr,
     DTYPE: tl.constexpr,
     DETACH_INIT: tl.constexpr,
     LEVELS: tl.constexpr,
@@ -322,7 +321,7 @@ def calibration_backward_kernel(
 
     b_raw = _load_F(F + i_b * stride_b, stride_h, stride_w, m, W, DTYPE, BLOCK)
     _write(p_slots, RAW, b_raw, BLOCK)
-    _write(p_slots, NORMALISED, _min_max(b_raw, m), BLOCK)
+    _write(p_slots, NORMALISED, _min_max(b_raw, m) if NORMALISE else b_raw, BLOCK)
     _write_grid(p_slots, edges + i_b * 2 * N, H, W, DTYPE, BLOCK)
     _write(p_slots, DEDGES, b_zero, BLOCK)
     _write(p_slots, DEDGES + 1, b_zero, BLOCK)
@@ -416,8 +415,10 @@ def calibration_backward_kernel(
     tl.debug_barrier()
     _store(dedges + i_b * 2 * N, _read(p_slots, DEDGES, BLOCK), N, BLOCK)
     _store(dedges + i_b * 2 * N + N, _read(p_slots, DEDGES + 1, BLOCK), N, BLOCK)
-    b_raw, b_F = _read(p_slots, RAW, BLOCK), _read(p_slots, NORMALISED, BLOCK)
-    b_dF = _min_max_backward(_read(p_slots, DF, BLOCK), b_raw, b_F, m)
+    b_dF = _read(p_slots, DF, BLOCK)
+    if NORMALISE:
+        b_F = _read(p_slots, NORMALISED, BLOCK)
+        b_dF = _min_max_backward(b_dF, _read(p_slots, RAW, BLOCK), b_F, m)
     _store(dF + i_b * N, b_dF, N, BLOCK)
 
 
@@ -434,14 +435,20 @@ def _launch_options(grid: Sequence[int], dtype: torch.dtype) -> dict:
 
 
 def _pack(iterations: Sequence[int]) -> int:
-    """The iteration count of every block, 4 bits each."""
+    """The iteration count of every block, 4 bits each, in one 64-bit integer."""
     return sum(count << (4 * block) for block, count in enumerate(iterations))
 
 
 def forward(
-    F: Tensor, edges: Tensor, lam: Tensor, beta: Tensor, iterations: Sequence[int], alpha: float
+    F: Tensor,
+    edges: Tensor,
+    lam: Tensor,
+    beta: Tensor,
+    iterations: Sequence[int],
+    alpha: float,
+    normalise: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """attention and gain (B, H, W) and f (B, L, H, W)."""
+    """attention and gain (B, H, W) and f (B, L, H, W). F is raw, or with `normalise` off as a block left it."""
     B, H, W = F.shape
     options = _launch_options((H, W), edges.dtype)
     attention, gain = edges.new_empty(B, H, W), edges.new_empty(B, H, W)
@@ -462,6 +469,7 @@ def forward(
         W,
         len(iterations),
         ROOT_ALPHA=alpha**0.5,
+        NORMALISE=normalise,
         **options,
     )
     return attention, gain, f
@@ -478,6 +486,7 @@ def backward(
     iterations: Sequence[int],
     alpha: float,
     detach_init: bool,
+    normalise: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dF (B, H, W), dedges (B, 2, H, W), and every image's share of dlam and dbeta, (B, 2, L)."""
     B, H, W = F.shape
@@ -504,6 +513,7 @@ def backward(
         W,
         len(iterations),
         ROOT_ALPHA=alpha**0.5,
+        NORMALISE=normalise,
         DETACH_INIT=detach_init,
         **options,
     )

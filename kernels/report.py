@@ -163,13 +163,16 @@ def launch_step(
     dtype: torch.dtype = torch.float32,
     channels_last: bool = False,
     detach_init: bool = False,
+    iterations: tuple[int, ...] = (4, 4, 4, 4),
 ) -> None:
-    """A forward and backward pass of the module's fused path, four blocks of p = 4."""
+    """A forward and backward pass of the module."""
+    from ..ops.calibration import dense_blocks
     from ..ops.spatial_calibration import spatial_calibration_backward_op, spatial_calibration_op
 
     S, F = _semantic(grid, dtype, channels_last), torch.zeros(2, *grid)
-    lam, beta = torch.ones(4), torch.ones(4)
-    settings = ([4] * 4, [False] * 4, 0.002, detach_init, "triton")
+    lam, beta = torch.ones(len(iterations)), torch.ones(len(iterations))
+    dense = dense_blocks("auto", iterations, grid[0] * grid[1])
+    settings = (iterations, dense, 0.002, detach_init, "triton")
     logits, _, gain, f, edges, inverse_norm = spatial_calibration_op(S, F, lam, beta, *settings)
     saved = (S, F, lam, beta, gain, f, edges, inverse_norm)
     spatial_calibration_backward_op(*saved, torch.zeros_like(logits), None, None, *settings)
@@ -194,6 +197,7 @@ def launch_dense(grid: tuple[int, int], detach_init: bool) -> None:
 CASES: dict[str, Callable[[], None]] = {
     "14x14 fp32": lambda: launch_step((14, 14)),
     "14x14 fp32 detached": lambda: launch_step((14, 14), detach_init=True),
+    "14x14 fp32 official": lambda: launch_step((14, 14), detach_init=True, iterations=(16, 4, 4, 4)),
     "14x14 bf16 channels-last": lambda: launch_step((14, 14), torch.bfloat16, channels_last=True),
     "28x28 fp32": lambda: launch_step((28, 28)),
     "37x37 fp32": lambda: launch_step((37, 37)),

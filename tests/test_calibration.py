@@ -44,7 +44,7 @@ def test_methods_agree(backend, detach_init):
 def test_cost_model():
     assert dense_blocks("auto", (16, 4, 4, 4), 14 * 14) == [True, False, False, False]
     assert dense_blocks("auto", (4,) * 4, 64 * 64) == [False] * 4
-    assert choose_method(6, 196) == "stencil"
+    assert choose_method(4, 1) == choose_method(6, 196) == "stencil"
     assert choose_method(16, 28 * 28) == "dense"
     assert choose_method(16, 64 * 64) == "dense"
     assert dense_blocks("dense", (4, 4), 196) == [True, True]

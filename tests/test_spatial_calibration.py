@@ -61,6 +61,7 @@ def test_sixteen_iterations_equal_reference(grid, detach_init):
         ((5, 7), 2, 7, (3, 2), "dense"),
         ((1, 5), 3, 7, (0, 1, 16), "dense"),
         ((4, 3), 1, 7, (16, 4, 4, 4), "auto"),
+        ((2, 2), 1, 3, (1, 0) * 8, "stencil"),
     ],
     ids=str,
 )

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from . import blocks
 from ._dispatch import custom_op, kernels
-from .blocks import BlockStack
+from .blocks import MAX_FUSED_BLOCKS, Blocks, images_first, tokens_first
 
 METHODS = ("stencil", "dense")
 # 2^p fields are walked back by the stencil: beyond this the matrices are smaller.
@@ -38,8 +39,11 @@ def choose_method(iterations: int, tokens: int) -> str:
 
     The stencil takes 2 * 2^p - 1 applications of 9 N operations, the matrices p - 1 products of 2 N^3. An
     operation inside a product is about 48 times cheaper (registers instead of memory; fitted on the CPU with
-    `bench/bench_calibration.py`). At 14 x 14 tokens the matrices win from p = 10 on.
+    `bench/bench_calibration.py`). At 14 x 14 tokens the matrices win from p = 10 on. Up to p = 6 the stencil is
+    always taken: where so few tokens would favour matrices, both take no time, and only it is a single launch.
     """
+    if iterations <= 6:
+        return "stencil"
     stencil = _STENCIL_PENALTY * 2 ** (iterations + 1) * 9 * tokens
     dense = max(iterations - 1, 1) * 2 * tokens**3
     return "stencil" if iterations <= MAX_STENCIL_ITERATIONS and stencil <= dense else "dense"
@@ -76,8 +80,8 @@ def calibration_op(
     attention, gain = torch.empty_like(f[:, 0]), torch.empty_like(f[:, 0])
     for images in _image_chunks(F):
         edges_part = tokens_first(edges[images])
-        stack = BlockStack(edges_part, lam, beta, grid, iterations, dense, alpha, detach_init, backend)
-        results = stack.forward(tokens_first(F[images].to(edges.dtype)))
+        stack = Blocks(edges_part, lam, beta, grid, iterations, dense, alpha, detach_init, backend)
+        results = blocks.forward(stack, tokens_first(F[images].to(edges.dtype)))
         for out, result in zip((attention, gain, f), results, strict=True):
             out[images] = images_first(result, grid)
     return attention, gain, f
@@ -112,12 +116,10 @@ def calibration_backward_op(
     dlam, dbeta = torch.zeros_like(wide_lam), torch.zeros_like(wide_beta)
     for images in _image_chunks(F):
         edges_part = tokens_first(edges[images])
-        stack = BlockStack(
-            edges_part, wide_lam, wide_beta, grid, iterations, dense, alpha, detach_init, backend
-        )
+        stack = Blocks(edges_part, wide_lam, wide_beta, grid, iterations, dense, alpha, detach_init, backend)
         raw = tokens_first(F[images].to(edges.dtype))
         given = (tokens_first(x[images]) for x in (f, dattention, dgain))
-        dF_part, dedges_part, dlam_part, dbeta_part = stack.backward(raw, *given)
+        dF_part, dedges_part, dlam_part, dbeta_part = blocks.backward(stack, raw, *given)
         dF[images] = images_first(dF_part, grid)
         dedges[images] = images_first(dedges_part, grid)
         dlam += dlam_part
@@ -127,17 +129,7 @@ def calibration_backward_op(
 
 def fused(dense: Sequence[bool], backend: str) -> bool:
     """Whether one kernel serves the whole stack: on the triton backend, without dense blocks."""
-    return backend == "triton" and not any(dense)
-
-
-def tokens_first(x: Tensor) -> Tensor:
-    """(b, H, W) -> (N, b), and (b, K, H, W) -> (K, N, b)."""
-    return x.flatten(-2).movedim(0, -1).contiguous()
-
-
-def images_first(x: Tensor, grid: tuple[int, int]) -> Tensor:
-    """The inverse of `tokens_first`, as a view."""
-    return x.movedim(-1, 0).unflatten(-1, grid)
+    return backend == "triton" and not any(dense) and len(dense) <= MAX_FUSED_BLOCKS
 
 
 def _image_chunks(F: Tensor) -> list[slice]:
