@@ -93,6 +93,15 @@ def test_torch_float32_error(grid, iterations):
     assert_three_way(module("torch", iterations), S, F, torch.float32)
 
 
+@pytest.mark.parametrize("detach_init", [False, True], ids=["true-gradient", "detached"])
+def test_float32_error_at_sixteen_iterations(detach_init):
+    """On maps as smooth as a network's; noise, whose p = 16 inverse is ill-conditioned, is another matter."""
+    S, F = random_maps(3, 50, (4, 4))
+    S = torch.nn.functional.interpolate(S, (14, 14), mode="bicubic")
+    F = torch.nn.functional.interpolate(F.unsqueeze(1), (14, 14), mode="bicubic").squeeze(1)
+    assert_three_way(module("torch", (16, 4, 4, 4), detach_init=detach_init), S, F, torch.float32)
+
+
 @pytest.mark.parametrize("grid", [(14, 14), (1, 5)], ids=grid_name)
 def test_triton_float32_error(poisoned_memory, grid):
     S, F = (x.to(KERNEL_DEVICE) for x in random_maps(2, 20, grid))
