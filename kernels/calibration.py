@@ -5,8 +5,9 @@
     f = minmax(tanhshrink(X_p F / (beta max F))),   F <- F + f,   gain <- gain (1 + f)
 
 A field lives in the registers of the program, one lane a token; a neighbour is a `tl.gather`. What a block does
-not touch in its inner loop (F, gain, gradients of the edges) waits in global memory, where each lane reads back
-what it wrote itself. Names: i_ program index, o_ offsets, m_ mask, p_ pointer, b_ field in registers.
+not touch in its inner loop (F, gain, gradients of the edges) waits in global memory. What a program reads back
+there may have been written by another of its threads, so a barrier stands between.
+Names: i_ program index, o_ offsets, m_ mask, p_ pointer, b_ field in registers.
 """
 
 from __future__ import annotations
@@ -194,6 +195,12 @@ def _tanhshrink(b_z, LEVELS: tl.constexpr):
 
 
 @triton.jit
+def _tanhshrink_slope(b_z, b_t):
+    """tanh(z)^2 from z and t = z - tanh(z); where the difference would lose digits, tanh(z)^2 is 1."""
+    return tl.where(tl.abs(b_z) > 16, 1.0, (b_z - b_t) * (b_z - b_t))
+
+
+@triton.jit
 def _load_F(p_F, stride_h, stride_w, m, W, DTYPE: tl.constexpr, BLOCK: tl.constexpr):
     o = tl.arange(0, BLOCK)
     return tl.load(p_F + (o // W) * stride_h + (o % W) * stride_w, mask=m, other=0.0).to(DTYPE)
@@ -202,7 +209,8 @@ def _load_F(p_F, stride_h, stride_w, m, W, DTYPE: tl.constexpr, BLOCK: tl.conste
 @triton.jit
 def _terms(packed_iterations, i_l):
     """K = 2^p of block i_l."""
-    return 1 << ((packed_iterations >> (4 * i_l)) & 15).to(tl.int32)
+    packed = tl.cast(packed_iterations, tl.int64)  # a small value arrives as 32 bits, which the shift exceeds
+    return 1 << ((packed >> (4 * i_l)) & 15).to(tl.int32)
 
 
 @triton.jit
@@ -238,7 +246,7 @@ def calibration_forward_kernel(
     b_raw = _load_F(F + i_b * stride_b, stride_h, stride_w, m, W, DTYPE, BLOCK)
     _write(p_slots, ENTERING, _min_max(b_raw, m) if NORMALISE else b_raw, BLOCK)
     _write(p_slots, GAIN, tl.full([BLOCK], 1.0, DTYPE), BLOCK)
-    tl.debug_barrier()  # here and below: slots are read back by the lanes that wrote them
+    tl.debug_barrier()  # here and below: a slot is read after all threads of the program have written it
     for i_l in tl.range(NUM_BLOCKS, disable_licm=True):
         lam_l, beta_l = tl.load(lam + i_l).to(DTYPE), tl.load(beta + i_l).to(DTYPE)
         M = _matrix(p_slots, lam_l, ROOT_ALPHA, N, W, RESIDENT, BLOCK)
@@ -370,7 +378,7 @@ def calibration_backward_kernel(
         tl.debug_barrier()
         b_f = _read(p_slots, FILTERED + i_l, BLOCK)
         b_df = _read(p_slots, DF, BLOCK) + _read(p_slots, GAIN, BLOCK) / (1 + b_f)
-        b_dz = _min_max_backward(b_df, b_t, b_f, m) * (b_z - b_t) * (b_z - b_t)  # tanh(z) = z - t
+        b_dz = _min_max_backward(b_df, b_t, b_f, m) * _tanhshrink_slope(b_z, b_t)
         dthreshold = -_divide_or_zero(tl.sum(b_dz * b_z, 0), threshold)
         tl.store(dparameters + (i_b * 2 + 1) * NUM_BLOCKS + i_l, dthreshold * peak)
         tl.debug_barrier()
@@ -424,13 +432,14 @@ def calibration_backward_kernel(
 
 def _launch_options(grid: Sequence[int], dtype: torch.dtype) -> dict:
     """Lanes and warps for a grid; large grids keep in memory what small ones hold in registers."""
+    max_warps = 16 if torch.version.hip else 32  # 1,024 threads
     block = max(16, triton.next_power_of_2(grid[0] * grid[1]))
     return {
         "DTYPE": tl.float64 if dtype == torch.float64 else tl.float32,
         "LEVELS": 9 if dtype == torch.float64 else 5,
         "RESIDENT": block <= 1024,
         "BLOCK": block,
-        "num_warps": min(max(block // 128, 4 if block <= 256 else 8), 16 if torch.version.hip else 32),
+        "num_warps": max(1, block // 64) if block <= 512 else min(max(block // 128, 8), max_warps),
     }
 
 
@@ -456,8 +465,8 @@ def forward(
     calibration_forward_kernel[(B,)](
         F,
         edges.contiguous(),
-        lam,
-        beta,
+        lam.contiguous(),
+        beta.contiguous(),
         attention,
         gain,
         f,
@@ -491,14 +500,14 @@ def backward(
     """dF (B, H, W), dedges (B, 2, H, W), and every image's share of dlam and dbeta, (B, 2, L)."""
     B, H, W = F.shape
     options = _launch_options((H, W), edges.dtype)
-    dF, dedges = F.new_empty(B, H, W), torch.empty_like(edges, memory_format=torch.contiguous_format)
+    dF, dedges = F.new_empty(B, H, W), edges.new_empty(edges.shape)
     dparameters = edges.new_empty(B, 2, len(iterations))
     slots = FILTERED.value + len(iterations) + 2 ** max(iterations) - 1
     calibration_backward_kernel[(B,)](
         F,
         edges.contiguous(),
-        lam,
-        beta,
+        lam.contiguous(),
+        beta.contiguous(),
         f,
         None if dattention is None else dattention.contiguous(),
         None if dgain is None else dgain.contiguous(),

@@ -153,23 +153,20 @@ def compile_launch(launch: Launch, target: GPUTarget) -> Resources:
     return Resources(_number(registers, log), _number(spilled, log), kernel.metadata.shared)
 
 
-def _semantic(grid: tuple[int, int], dtype: torch.dtype, channels_last: bool) -> torch.Tensor:
-    S = torch.zeros(2, 200, *grid, dtype=dtype)
-    return S.to(memory_format=torch.channels_last) if channels_last else S
-
-
 def launch_step(
     grid: tuple[int, int],
     dtype: torch.dtype = torch.float32,
     channels_last: bool = False,
     detach_init: bool = False,
     iterations: tuple[int, ...] = (4, 4, 4, 4),
+    classes: int = 200,
 ) -> None:
     """A forward and backward pass of the module."""
     from ..ops.calibration import dense_blocks
     from ..ops.spatial_calibration import spatial_calibration_backward_op, spatial_calibration_op
 
-    S, F = _semantic(grid, dtype, channels_last), torch.zeros(2, *grid)
+    S, F = torch.zeros(2, classes, *grid, dtype=dtype), torch.zeros(2, *grid)
+    S = S.to(memory_format=torch.channels_last) if channels_last else S
     lam, beta = torch.ones(len(iterations)), torch.ones(len(iterations))
     dense = dense_blocks("auto", iterations, grid[0] * grid[1])
     settings = (iterations, dense, 0.002, detach_init, "triton")
@@ -199,6 +196,9 @@ CASES: dict[str, Callable[[], None]] = {
     "14x14 fp32 detached": lambda: launch_step((14, 14), detach_init=True),
     "14x14 fp32 official": lambda: launch_step((14, 14), detach_init=True, iterations=(16, 4, 4, 4)),
     "14x14 bf16 channels-last": lambda: launch_step((14, 14), torch.bfloat16, channels_last=True),
+    "14x14 fp64": lambda: launch_step((14, 14), torch.float64),
+    "7x7 fp16": lambda: launch_step((7, 7), torch.float16),
+    "5x1 fp32, one class and block": lambda: launch_step((5, 1), classes=1, iterations=(4,)),
     "28x28 fp32": lambda: launch_step((28, 28)),
     "37x37 fp32": lambda: launch_step((37, 37)),
     "64x64 fp32": lambda: launch_step((64, 64)),

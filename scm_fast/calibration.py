@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from . import reference
 from .backends import check_backend_name, resolve_backend
 from .errors import InputError
-from .ops.calibration import METHODS, dense_blocks
+from .ops.calibration import check_method, dense_blocks
 from .ops.spatial_calibration import spatial_calibration_op
 
 # The paper and its published code differ; see docs/mathematics.md.
@@ -38,14 +39,14 @@ class CalibrationTrace(NamedTuple):
 
 def expand_iterations(iterations: int | Sequence[int], num_blocks: int) -> tuple[int, ...]:
     """One Newton-Schulz iteration count per block, from one for all or one for each."""
-    counts = (iterations,) * num_blocks if not isinstance(iterations, Sequence) else tuple(iterations)
+    counts = tuple(iterations) if isinstance(iterations, Sequence) else (iterations,) * num_blocks
     if len(counts) != num_blocks:
         raise InputError(
             f"iterations must be an int or one per block: got {len(counts)} for num_blocks={num_blocks}"
         )
-    if any(not isinstance(count, int) or count < 0 for count in counts):
+    if any(not isinstance(count, Integral) or isinstance(count, bool) or count < 0 for count in counts):
         raise InputError(f"iterations must be non-negative integers, got {iterations!r}")
-    return counts
+    return tuple(int(count) for count in counts)
 
 
 def check_maps(S: Tensor, F: Tensor) -> None:
@@ -94,11 +95,15 @@ class SpatialCalibration(nn.Module):
         super().__init__()
         if not isinstance(num_blocks, int) or num_blocks < 1:
             raise InputError(f"num_blocks must be a positive integer, got {num_blocks!r}")
-        if not (alpha > 0 and math.isfinite(alpha)):
-            raise InputError(f"alpha must be positive and finite, got {alpha!r}")
-        if method not in (*METHODS, "auto"):
-            raise InputError(f"method must be one of {', '.join(METHODS)} or auto, got {method!r}")
+        for name, value in (("alpha", alpha), ("lam", lam), ("beta", beta)):
+            if not isinstance(value, Real) or not math.isfinite(value):
+                raise InputError(f"{name} must be a finite number, got {value!r}")
+        if alpha <= 0:
+            raise InputError(f"alpha must be positive, got {alpha!r}")
+        if beta == 0:
+            raise InputError("beta must not be 0: the soft threshold divides by it")
         self.iterations = expand_iterations(iterations, num_blocks)
+        check_method(method, self.iterations)
         self.alpha = float(alpha)
         self.detach_init = detach_init
         self.method = method
@@ -142,8 +147,8 @@ class SpatialCalibration(nn.Module):
     def _run(self, S: Tensor, F: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """logits (B, C), attention and gain (B, H, W), and every block's f (B, blocks, H, W)."""
         check_maps(S, F)
-        if S.device != self.lam.device:
-            raise InputError(f"S is on {S.device}, the parameters lam and beta on {self.lam.device}")
+        if not S.device == self.lam.device == self.beta.device:
+            raise InputError(f"S is on {S.device}, lam on {self.lam.device} and beta on {self.beta.device}")
         backend = resolve_backend(self.backend, S.device)
         parameters = (self.lam, self.beta)
         if backend == "reference":

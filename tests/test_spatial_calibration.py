@@ -11,13 +11,14 @@ from calibration_checks import (
     OUTPUTS,
     assert_equal_to_reference,
     assert_three_way,
+    error,
     module,
     random_maps,
     results,
 )
 
 from scm_fast import InputError, SpatialCalibration, reference, use_backend
-from scm_fast.ops.spatial_calibration import spatial_calibration_op
+from scm_fast.ops.spatial_calibration import spatial_calibration_backward_op, spatial_calibration_op
 
 GRIDS = [(14, 14), (16, 16), (7, 13), (1, 5), (5, 1)]
 KERNELS = ("torch", "triton")
@@ -35,8 +36,8 @@ def grid_name(grid: tuple[int, int]) -> str:
 @pytest.mark.parametrize("iterations", [(0, 0), (1, 1), (4, 4, 4, 4), (6, 6), (0, 1, 4)], ids=str)
 @pytest.mark.parametrize("grid", GRIDS, ids=grid_name)
 @pytest.mark.parametrize("method", ["stencil", "dense"])
-def test_torch_equals_reference(method, grid, iterations, detach_init):
-    for batch, classes in ((1, 7), (3, 1), (3, 200)):
+def test_torch_equals_reference(poisoned_memory, method, grid, iterations, detach_init):
+    for batch, classes in ((1, 7), (3, 1), (1, 200), (3, 200)):
         S, F = random_maps(batch, classes, grid)
         scm = module("torch", iterations, method=method, detach_init=detach_init)
         assert_equal_to_reference(scm, S, F)
@@ -219,6 +220,8 @@ def test_wrong_dtype_and_device():
         scm(S, F.bool())
     with pytest.raises(ValueError, match="S and F must be on one device, got meta and cpu"):
         scm(S.to("meta"), F)
+    with pytest.raises(ValueError, match="S is on meta, lam on cpu and beta on cpu"):
+        scm(S.to("meta"), F.to("meta"))
 
 
 @pytest.mark.parametrize(
@@ -226,7 +229,11 @@ def test_wrong_dtype_and_device():
     [
         ({"alpha": 0.0}, "alpha must be positive"),
         ({"alpha": -1.0}, "alpha must be positive"),
-        ({"alpha": float("nan")}, "alpha must be positive"),
+        ({"alpha": float("nan")}, "alpha must be a finite number"),
+        ({"alpha": "0.1"}, "alpha must be a finite number, got '0.1'"),
+        ({"beta": 0.0}, "beta must not be 0"),
+        ({"iterations": True}, "iterations must be non-negative"),
+        ({"iterations": 16, "method": "stencil"}, "method='stencil' takes at most 10 iterations"),
         ({"iterations": -1}, "iterations must be non-negative"),
         ({"iterations": (4, 4)}, "iterations must be an int or one per block: got 2 for num_blocks=4"),
         ({"iterations": 2.5}, "iterations must be"),
@@ -238,12 +245,6 @@ def test_wrong_dtype_and_device():
 def test_wrong_settings(settings, message):
     with pytest.raises(InputError, match=message):
         SpatialCalibration(**settings)
-
-
-def test_stencil_refuses_iterations_it_cannot_afford():
-    scm = SpatialCalibration(1, 16, method="stencil")
-    with pytest.raises(InputError, match="method='stencil' takes at most 10 iterations"):
-        scm(torch.zeros(1, 2, 3, 3), torch.zeros(1, 3, 3))
 
 
 @pytest.mark.parametrize("backend", KERNELS)
@@ -350,6 +351,50 @@ def test_deterministic_and_thread_safe():
     for thread in threads:
         thread.join()
     assert not failures
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_saturated_filter(poisoned_memory, backend, dtype):
+    """|z| far beyond 1, where tanhshrink is a straight line: gradients as good as the reference's."""
+    S, F = (x.to(device_of(backend)) for x in random_maps(1, 5, (4, 4)))
+    settings = {"alpha": 0.1, "method": "stencil"}
+    scm, plain = (module(name, (3,), dtype, **settings) for name in (backend, "reference"))
+    exact = module("reference", (3,), **settings)
+    for each in (scm, plain, exact):
+        torch.nn.init.constant_(each.lam, 3.0)
+    expected = results(exact, S.cpu(), F.cpu())
+    bounds = error(results(plain, S.cpu().to(dtype), F.cpu().to(dtype)), expected)
+    for name, found in error(results(scm, S.to(dtype), F.to(dtype)), expected).items():
+        assert found <= 2 * bounds[name] + 20 * torch.finfo(dtype).eps, name
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+@pytest.mark.parametrize("scale", [1e-21, 1e15])
+def test_scale_of_the_semantic_map(backend, scale):
+    """Cosines do not see it: neither norms nor their inverses may overflow."""
+    S, F = (x.to(device_of(backend), torch.float32) for x in random_maps(2, 4, (3, 4)))
+    scm = module(backend, (1, 2), torch.float32)
+    expected, actual = results(scm, S, F), results(scm, S * scale, F)
+    for name in ("attention", "gain", "dF"):
+        torch.testing.assert_close(actual[name], expected[name], rtol=1e-2, atol=1e-2)
+    assert actual["dS"].isfinite().all()
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_strided_inputs_of_every_kind(backend):
+    """lam and beta as slices, F transposed; the backward op's fake promises the strides that it gives."""
+    S, F = (x.to(device_of(backend)) for x in random_maps(2, 3, (3, 2)))
+    F = F.mT.contiguous().mT
+    lam, beta = torch.tensor([[0.9, 9, 1.2], [0.4, 9, 0.6]], dtype=torch.float64, device=S.device)[:, ::2]
+    settings = ([1, 2], [False, False], 0.002, False, backend)
+    strided = spatial_calibration_op(S, F, lam, beta, *settings)
+    contiguous = spatial_calibration_op(S, F.contiguous(), lam.clone(), beta.clone(), *settings)
+    torch.testing.assert_close(strided, contiguous)
+    logits, _, gain, f, edges, inverse_norm = strided
+    arguments = (S, F, lam, beta, gain, f, edges, inverse_norm, logits, None, None, *settings)
+    tests = ("test_schema", "test_faketensor")
+    torch.library.opcheck(spatial_calibration_backward_op, arguments, test_utils=tests)
 
 
 def test_only_used_outputs_need_gradients():

@@ -18,6 +18,11 @@ from .stencil import GridMasks, Iterates, ScaledLaplacian, StencilDiffusion
 MAX_FUSED_BLOCKS = 15
 
 
+def can_fuse(backend: str, tokens: int, dtype: torch.dtype) -> bool:
+    """Whether the fused kernel serves a grid: registers hold 64 x 64 tokens, in float64 a quarter of that."""
+    return backend == "triton" and tokens <= (1024 if dtype == torch.float64 else 4096)
+
+
 def tokens_first(x: Tensor) -> Tensor:
     """(b, H, W) -> (N, b), and (b, K, H, W) -> (K, N, b)."""
     return x.flatten(-2).movedim(0, -1).contiguous()
@@ -44,7 +49,8 @@ class Blocks:
 
     def runs(self) -> list[tuple[slice, Blocks]]:
         """The longest parts that go together: stencil blocks in one kernel, and what goes block by block."""
-        keys = [self.backend == "triton" and not dense for dense in self.dense]
+        fits = can_fuse(self.backend, self.grid[0] * self.grid[1], self.edges.dtype)
+        keys = [fits and not dense for dense in self.dense]
         runs = []
         for fused, group in groupby(range(len(keys)), key=keys.__getitem__):
             members = list(group)

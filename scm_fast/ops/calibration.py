@@ -23,7 +23,7 @@ from torch import Tensor
 from ..errors import InputError
 from . import blocks
 from ._dispatch import custom_op, kernels
-from .blocks import MAX_FUSED_BLOCKS, Blocks, images_first, tokens_first
+from .blocks import MAX_FUSED_BLOCKS, Blocks, can_fuse, images_first, tokens_first
 
 METHODS = ("stencil", "dense")
 # 2^p fields are walked back by the stencil: beyond this the matrices are smaller.
@@ -49,13 +49,18 @@ def choose_method(iterations: int, tokens: int) -> str:
     return "stencil" if iterations <= MAX_STENCIL_ITERATIONS and stencil <= dense else "dense"
 
 
-def dense_blocks(method: str, iterations: Sequence[int], tokens: int) -> list[bool]:
-    """Whether each block runs on dense matrices, for `method` stencil, dense or auto."""
+def check_method(method: str, iterations: Sequence[int]) -> None:
+    if method not in (*METHODS, "auto"):
+        raise InputError(f"method must be one of {', '.join(METHODS)} or auto, got {method!r}")
     if method == "stencil" and max(iterations) > MAX_STENCIL_ITERATIONS:
         raise InputError(
             f"method='stencil' takes at most {MAX_STENCIL_ITERATIONS} iterations "
             f"(it costs 2^p), got {max(iterations)}; use 'dense' or 'auto'"
         )
+
+
+def dense_blocks(method: str, iterations: Sequence[int], tokens: int) -> list[bool]:
+    """Whether each block runs on dense matrices, for `method` stencil, dense or auto."""
     return [(choose_method(p, tokens) if method == "auto" else method) == "dense" for p in iterations]
 
 
@@ -72,7 +77,7 @@ def calibration_op(
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """attention and gain (B, H, W) and f (B, L, H, W), in the dtype of the edges."""
-    if fused(dense, backend):
+    if fused(F, edges.dtype, dense, backend):
         return kernels("calibration").forward(F, edges, lam, beta, iterations, alpha)
     grid = (F.shape[1], F.shape[2])
     lam, beta = lam.to(edges.dtype), beta.to(edges.dtype)
@@ -103,7 +108,7 @@ def calibration_backward_op(
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dF (B, H, W), dedges (B, 2, H, W), dlam (L,) and dbeta (L,), each in its input's dtype."""
-    if fused(dense, backend):
+    if fused(F, edges.dtype, dense, backend):
         dF, dedges, shares = kernels("calibration").backward(
             F, edges, lam, beta, f, dattention, dgain, iterations, alpha, detach_init
         )
@@ -112,7 +117,7 @@ def calibration_backward_op(
     dgain = torch.zeros_like(f[:, 0]) if dgain is None else dgain
     grid = (F.shape[1], F.shape[2])
     wide_lam, wide_beta = lam.to(edges.dtype), beta.to(edges.dtype)
-    dF, dedges = torch.empty_like(F), torch.empty_like(edges)
+    dF, dedges = F.new_empty(F.shape), edges.new_empty(edges.shape)
     dlam, dbeta = torch.zeros_like(wide_lam), torch.zeros_like(wide_beta)
     for images in _image_chunks(F):
         edges_part = tokens_first(edges[images])
@@ -127,9 +132,10 @@ def calibration_backward_op(
     return dF, dedges, dlam.to(lam.dtype), dbeta.to(beta.dtype)
 
 
-def fused(dense: Sequence[bool], backend: str) -> bool:
-    """Whether one kernel serves the whole stack: on the triton backend, without dense blocks."""
-    return backend == "triton" and not any(dense) and len(dense) <= MAX_FUSED_BLOCKS
+def fused(F: Tensor, dtype: torch.dtype, dense: Sequence[bool], backend: str) -> bool:
+    """Whether one kernel serves the whole stack: on the triton backend, matrix-free, up to 15 blocks."""
+    fits = can_fuse(backend, F.shape[1] * F.shape[2], dtype)
+    return fits and not any(dense) and len(dense) <= MAX_FUSED_BLOCKS
 
 
 def _image_chunks(F: Tensor) -> list[slice]:
@@ -150,7 +156,7 @@ def _(F, edges, lam, beta, iterations, dense, alpha, detach_init, backend):
 
 @calibration_backward_op.register_fake
 def _(F, edges, lam, beta, f, dattention, dgain, iterations, dense, alpha, detach_init, backend):
-    return tuple(torch.empty_like(x) for x in (F, edges, lam, beta))
+    return tuple(x.new_empty(x.shape) for x in (F, edges, lam, beta))
 
 
 def _setup_context(ctx, inputs, output):

@@ -98,8 +98,9 @@ def _forward(S: Tensor) -> tuple[Tensor, Tensor]:
         edges[images, 0, :-1] = (v[..., :-1] * v[..., 1:]).sum(1)
         edges[images, 1, :-W] = (v[..., :-W] * v[..., W:]).sum(1)
     inverse_norm = torch.where(square == 0, 0.0, square.rsqrt())
-    edges[:, 0, :-1] *= inverse_norm[:, :-1] * inverse_norm[:, 1:]
-    edges[:, 1, :-W] *= inverse_norm[:, :-W] * inverse_norm[:, W:]
+    # One factor after the other: the product of two inverse norms may overflow.
+    edges[:, 0, :-1].mul_(inverse_norm[:, :-1]).mul_(inverse_norm[:, 1:])
+    edges[:, 1, :-W].mul_(inverse_norm[:, :-W]).mul_(inverse_norm[:, W:])
     edges = edges.view(B, 2, H, W)
     edges[:, 0, :, -1] = 0  # the flat shift pairs the end of a row with the start of the next
     return edges, inverse_norm.view(B, H, W)
@@ -114,22 +115,24 @@ def _backward(
     dpooled: Tensor | None,
 ) -> Tensor:
     H, W = S.shape[2:]
-    right, down, own = (c.unsqueeze(1) for c in _neighbour_weights(dedges, edges, inverse_norm))  # [B, 1, N]
-    right, down = right[..., :-1], down[..., :-W]
+    inverse = inverse_norm.flatten(1).unsqueeze(1)  # [B, 1, N]
+    right, down, own = (c.unsqueeze(1) for c in _edge_terms(dedges, edges))
     dS = torch.empty_like(S)
     in_place = S.dtype == edges.dtype and _grid_is_flat(S)
     for images in image_chunks(S):
         v = S[images].flatten(2).to(edges.dtype)  # [b, C, N]
         dv = dS[images].flatten(2) if in_place else torch.empty_like(v)
-        torch.mul(v, own[images], out=dv)
+        u = v * inverse[images]
+        torch.mul(u, own[images], out=dv)
+        dv[..., :-1].addcmul_(right[images], u[..., 1:])
+        dv[..., 1:].addcmul_(right[images], u[..., :-1])
+        dv[..., :-W].addcmul_(down[images], u[..., W:])
+        dv[..., W:].addcmul_(down[images], u[..., :-W])
+        dv.mul_(inverse[images])
         if weight is not None and dpooled is not None:
             dv.addcmul_(
                 dpooled[images].unsqueeze(-1), weight[images].flatten(1).unsqueeze(1), value=1 / (H * W)
             )
-        dv[..., :-1].addcmul_(right[images], v[..., 1:])
-        dv[..., 1:].addcmul_(right[images], v[..., :-1])
-        dv[..., :-W].addcmul_(down[images], v[..., W:])
-        dv[..., W:].addcmul_(down[images], v[..., :-W])
         if not in_place:
             dS[images] = dv.unflatten(2, (H, W))
     return dS
@@ -140,18 +143,15 @@ def _grid_is_flat(S: Tensor) -> bool:
     return S.is_contiguous() or S.is_contiguous(memory_format=torch.channels_last)
 
 
-def _neighbour_weights(dedges: Tensor, edges: Tensor, inverse_norm: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What dv_i takes of its right and lower neighbour and of v_i itself, each (B, N)."""
+def _edge_terms(dedges: Tensor, edges: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """dE on right edges (B, N - 1) and on down edges (B, N - W), and -sum_j dE_ij E_ij (B, N)."""
     W = edges.shape[-1]
     dedges = dedges.clone()
-    dedges[:, 0, :, -1] = 0
+    dedges[:, 0, :, -1] = 0  # there is no edge, whatever its gradient says
     dedges[:, 1, -1, :] = 0
-    dedges, inverse = dedges.flatten(2), inverse_norm.flatten(1)
-    right, down = dedges[:, 0].clone(), dedges[:, 1].clone()
-    right[:, :-1] *= inverse[:, :-1] * inverse[:, 1:]
-    down[:, :-W] *= inverse[:, :-W] * inverse[:, W:]
+    dedges = dedges.flatten(2)
     product = dedges * edges.flatten(2)
-    own = product.sum(1)
-    own[:, 1:] += product[:, 0, :-1]
-    own[:, W:] += product[:, 1, :-W]
-    return right, down, -own * inverse.square()
+    own = -product.sum(1)
+    own[:, 1:] -= product[:, 0, :-1]
+    own[:, W:] -= product[:, 1, :-W]
+    return dedges[:, 0, :-1], dedges[:, 1, :-W], own

@@ -11,7 +11,7 @@ and R_0 = I - alpha L L^T is symmetric for any L. The chain runs on the compleme
     P_{k+1} = 2 P_k - P_k P_k,   w_{k+1} = 2 w_k - P_k w_k,   w_0 = F,   X_p F = X_0 w_p
 
 because P of a small eigenvalue is small and keeps its digits where R = 1 - P rounds them away: at p = 16 in
-float32 this form is some 25 times more accurate than squaring R, for the same work.
+float32 this form is more than ten times as accurate as squaring R, for the same work.
 
 Both backward passes are chains of products as well. Backward of the second, g = dout, G_k = dP_k:
 

@@ -62,7 +62,7 @@ def spatial_calibration_backward_op(
         pooled = pool_weight(S, dlogits, backend)
         dgain = pooled if dgain is None else dgain + pooled
     weight = None if dlogits is None else gain
-    if fused(dense, backend):
+    if fused(F, edges.dtype, dense, backend):
         dF, dedges, shares = kernels("calibration").backward(
             F, edges, lam, beta, f, dattention, dgain, iterations, alpha, detach_init
         )
@@ -85,7 +85,7 @@ def _(S, F, lam, beta, iterations, dense, alpha, detach_init, backend):
 
 @spatial_calibration_backward_op.register_fake
 def _(S, F, lam, beta, *_):
-    return tuple(torch.empty_like(x) for x in (S, F, lam, beta))
+    return torch.empty_like(S), *(x.new_empty(x.shape) for x in (F, lam, beta))
 
 
 def _setup_context(ctx, inputs, output):

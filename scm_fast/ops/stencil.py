@@ -159,7 +159,7 @@ class StencilDiffusion:
         M, width = self.matrix, self.matrix.width
         # From y_j = M r_{j-1}, M receives dy_j = -M dr_j times r_{j-1}; from r_j = r_{j-1} - M y_j it receives
         # -dr_j times y_j: (M dr_j, dr_j) stacked pairs with the kept (r_{j-1}, y_j). The sign waits for the end.
-        adjoint = Shifts.of(dout.new_empty(2, *dout.shape), width)
+        adjoint = Shifts.of(dout.new_zeros(2, *dout.shape), width)
         M_dr, dr = adjoint.unbind()
         if self.detach_init:
             gradient, left, kept = EntryGradient(dout, 1, width), M_dr, self.iterates.r
