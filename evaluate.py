@@ -30,6 +30,7 @@ import torch.distributed as dist
 import scm_fast
 from scm_fast import InputError, load_model
 from scm_fast.data import build_evaluation_loader, open_dataset
+from scm_fast.devices import resolve_device
 from scm_fast.evaluation import Evaluator, output, protocols
 from scm_fast.evaluation.report import write_report
 from scm_fast.evaluation.runner import Predictor, Run, evaluate_split, evaluation_recipe
@@ -56,7 +57,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--skip-bad-images", action="store_true", help="leave out and list, do not stop")
     parser.add_argument("--batch-size", type=int, default=64, help="images a process (64)")
     parser.add_argument("--workers", type=int, help="loading processes (by the cores)")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", help="cpu, cuda or cuda:N (cuda if there is one)")
     parser.add_argument("--amp", default="none", choices=list(AMP), help="autocast dtype (none)")
     parser.add_argument("--out", type=Path, help="folder for results (evaluation/ beside the weights)")
     parser.add_argument("--report", action="store_true", help="also write report.html")
@@ -71,13 +72,14 @@ def parse_arguments() -> argparse.Namespace:
     return args
 
 
-def start_processes(device: str) -> torch.device:
+def start_processes(asked: str | None) -> torch.device:
     """Join the other processes if torchrun started this one. Only records are exchanged, so gloo serves."""
+    device = resolve_device(asked)
     if "LOCAL_RANK" in os.environ:
         dist.init_process_group("gloo")
-        if device == "cuda":
-            device = f"cuda:{os.environ['LOCAL_RANK']}"
-    return torch.device(device)
+        if device.type == "cuda":
+            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    return device
 
 
 def evaluate(args: argparse.Namespace, predictor: Predictor, split: str) -> Run:

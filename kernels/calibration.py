@@ -433,13 +433,14 @@ def calibration_backward_kernel(
 def _launch_options(grid: Sequence[int], dtype: torch.dtype) -> dict:
     """Lanes and warps for a grid; large grids keep in memory what small ones hold in registers."""
     max_warps = 16 if torch.version.hip else 32  # 1,024 threads
+    lanes = 32 if dtype == torch.float64 else 64  # a warp, on small grids
     block = max(16, triton.next_power_of_2(grid[0] * grid[1]))
     return {
         "DTYPE": tl.float64 if dtype == torch.float64 else tl.float32,
         "LEVELS": 9 if dtype == torch.float64 else 5,
         "RESIDENT": block <= 1024,
         "BLOCK": block,
-        "num_warps": max(1, block // 64) if block <= 512 else min(max(block // 128, 8), max_warps),
+        "num_warps": max(1, block // lanes) if block <= 512 else min(max(block // 128, 8), max_warps),
     }
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 @triton.jit
 def _load_tile(S, o_token, m_token, o_c, m_c, stride_c, stride_h, stride_w, W, DTYPE: tl.constexpr):
     """[BLOCK_T, BLOCK_C] of one image, 0 outside."""
-    o_token = (o_token // W).to(tl.int64) * stride_h + (o_token % W).to(tl.int64) * stride_w
+    o_token = (o_token // W) * stride_h + (o_token % W) * stride_w
     pointers = S + o_token[:, None] + o_c[None, :] * stride_c
     return tl.load(pointers, mask=m_token[:, None] & m_c[None, :], other=0.0).to(DTYPE)
 
@@ -139,11 +139,7 @@ def edge_similarity_backward_kernel(
     if weight is not None:
         b_weight = tl.load(weight + i_b * N + o, mask=m, other=0.0) / N
     S += i_b * stride_b
-    p_dS = (
-        dS
-        + i_b * out_stride_b
-        + ((o // W).to(tl.int64) * out_stride_h + (o % W).to(tl.int64) * out_stride_w)[:, None]
-    )
+    p_dS = dS + i_b * out_stride_b + ((o // W) * out_stride_h + (o % W) * out_stride_w)[:, None]
     for i_c in range(0, C, BLOCK_C):
         o_c = i_c + tl.arange(0, BLOCK_C)
         m_c = o_c < C

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from .data.images import IMAGE_SUFFIXES, image_size, load_image, to_rgb
 from .data.transforms import Recipe
+from .devices import resolve_device
 from .errors import InputError
 from .evaluation.boxes import EVALUATION_SIZE, largest_box, resize_map, scale_to_image, to_uint8
 from .models import LocalizationModel, load_model
@@ -94,7 +95,7 @@ class Localizer:
             raise InputError(f"threshold must be in [0, 1), got {threshold!r}")
         if batch_size < 1 or top_k < 1:
             raise InputError(f"batch_size and top_k must be positive, got {batch_size} and {top_k}")
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.device = resolve_device(device)
         self.model = model.for_inference().to(self.device)
         self.batch_size = batch_size
         self.threshold = threshold

@@ -199,7 +199,7 @@ def test_ground_truth_is_cut_to_whole_pixels_of_the_evaluation_size():
 
 
 def test_boxes_go_back_to_original_pixels():
-    assert B.scale_to_image([[56, 112, 168, 223]], (448, 112)).tolist() == [[112, 56, 336, 111.5]]
+    assert B.scale_to_image([[56, 112, 168, 223]], (448, 112)).tolist() == [[112, 56, 336, 112]]
     rng = np.random.default_rng(7)
     original = np.sort(rng.uniform(0, 1, (50, 2, 2)), axis=1).reshape(-1, 4) * [640, 480, 640, 480]
     scaled = B.scale_to_evaluation(original, (640, 480))

@@ -274,3 +274,12 @@ def test_real_birds(tmp_path, method):
         assert 0 <= x0 < x1 <= entry["width"]
         assert 0 <= y0 < y1 <= entry["height"]
     assert len(list((tmp_path / "out/overlays").glob("*.jpg"))) == 3
+
+
+def test_device_that_is_not_there():
+    from scm_fast.devices import resolve_device
+
+    with pytest.raises(InputError, match="device 'cuda:99' was asked for, but torch sees"):
+        resolve_device("cuda:99")
+    with pytest.raises(InputError, match="device must be cpu, cuda or cuda:N, got 'gpu'"):
+        resolve_device("gpu")

@@ -15,7 +15,7 @@ and with --overlay a picture of every map and box in OUT/overlays. The box surro
 exceeds THRESHOLD of its range: lower it for larger boxes. Where boxes are known, evaluate.py finds the best.
 
 An image that cannot be read is reported, and the others go on. Exit status: 0 all well, 1 some images could
-not be read, 2 wrong arguments.
+not be read, 2 wrong arguments or not one image that could be read.
 """
 
 from __future__ import annotations
@@ -67,6 +67,8 @@ def run(args: argparse.Namespace) -> int:
         predictions.append((name, result))
         if args.overlay:
             save_overlay(args.out / "overlays" / f"{name}.jpg", result)
+    if not predictions:
+        raise InputError(f"none of the {len(files)} images could be read; nothing was written to {args.out}")
     written = FORMATS[args.format](args.out, predictions, localizer.class_names)
     unread = f", {len(failures)} could not be read" if failures else ""
     print(f"{len(predictions)} images in {written}{unread}")

@@ -133,6 +133,13 @@ def scale_to_evaluation(
 def scale_to_image(
     boxes: ArrayLike, image_size: tuple[float, float], size: tuple[int, int] = EVALUATION_SIZE
 ) -> NDArray[np.float64]:
-    """Boxes (..., 4) at the evaluation size back to pixels of the original image."""
-    scale = np.asarray(image_size, dtype=np.float64) / np.asarray(size)
-    return np.asarray(boxes, dtype=np.float64) * np.tile(scale, 2)
+    """Boxes (..., 4) at the evaluation size back to pixels of the original image.
+
+    The evaluator's rules cut right and lower edges at the last pixel; here these reach the image's edge again.
+    """
+    boxes = np.asarray(boxes, dtype=np.float64)
+    limits = np.asarray(size, dtype=np.float64)
+    boxes = np.concatenate(
+        [boxes[..., :2], np.where(boxes[..., 2:] == limits - 1, limits, boxes[..., 2:])], axis=-1
+    )
+    return boxes * np.tile(np.asarray(image_size, dtype=np.float64) / limits, 2)
