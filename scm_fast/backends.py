@@ -12,7 +12,6 @@ import importlib.util
 import os
 from collections.abc import Iterator
 from contextvars import ContextVar
-from functools import cache
 
 import torch
 
@@ -50,14 +49,16 @@ def requested_backend(argument: str = "auto") -> str:
     return check_backend_name(os.environ.get(ENVIRONMENT_VARIABLE, "auto"), ENVIRONMENT_VARIABLE)
 
 
-@cache
-def _triton_import_error() -> str:
+def _find_triton_kernels() -> str:
     """Why the Triton kernels cannot be imported; empty when they can."""
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed (pip install triton)"
     if importlib.util.find_spec("scm_fast.kernels") is None:
         return "scm_fast.kernels is not installed (run `pip install -e .` in the clone)"
     return ""
+
+
+_WHY_NO_KERNELS = _find_triton_kernels()
 
 
 def interpreting() -> bool:
@@ -72,8 +73,8 @@ def why_not(backend: str, device: torch.device | str | None = None) -> str:
     """
     if backend != "triton":
         return ""
-    if error := _triton_import_error():
-        return error
+    if _WHY_NO_KERNELS:
+        return _WHY_NO_KERNELS
     if interpreting():
         return ""
     if device is None:

@@ -32,6 +32,8 @@ MAX_STENCIL_ITERATIONS = 10
 _STENCIL_PENALTY = 48
 # Elements of a field (N, b) that the torch implementation takes at a time, to stay in the cache.
 _CHUNK = 1 << 16
+# Elements of the matrices that the backward pass of a dense block keeps at a time: 1 GiB in float32.
+_MATRIX_ELEMENTS = 1 << 28
 
 
 def choose_method(iterations: int, tokens: int) -> str:
@@ -83,7 +85,7 @@ def calibration_op(
     lam, beta = lam.to(edges.dtype), beta.to(edges.dtype)
     f = edges.new_empty(F.shape[0], len(iterations), *F.shape[1:])
     attention, gain = torch.empty_like(f[:, 0]), torch.empty_like(f[:, 0])
-    for images in _image_chunks(F):
+    for images in _image_chunks(F, iterations, dense):
         edges_part = tokens_first(edges[images])
         stack = Blocks(edges_part, lam, beta, grid, iterations, dense, alpha, detach_init, backend)
         results = blocks.forward(stack, tokens_first(F[images].to(edges.dtype)))
@@ -119,7 +121,7 @@ def calibration_backward_op(
     wide_lam, wide_beta = lam.to(edges.dtype), beta.to(edges.dtype)
     dF, dedges = F.new_empty(F.shape), edges.new_empty(edges.shape)
     dlam, dbeta = torch.zeros_like(wide_lam), torch.zeros_like(wide_beta)
-    for images in _image_chunks(F):
+    for images in _image_chunks(F, iterations, dense):
         edges_part = tokens_first(edges[images])
         stack = Blocks(edges_part, wide_lam, wide_beta, grid, iterations, dense, alpha, detach_init, backend)
         raw = tokens_first(F[images].to(edges.dtype))
@@ -138,9 +140,13 @@ def fused(F: Tensor, dtype: torch.dtype, dense: Sequence[bool], backend: str) ->
     return fits and not any(dense) and len(dense) <= MAX_FUSED_BLOCKS
 
 
-def _image_chunks(F: Tensor) -> list[slice]:
-    """Slices of the batch; all of it at once on a GPU, where launches cost more than the cache saves."""
-    step = max(1, _CHUNK // F[0].numel()) if F.device.type == "cpu" else F.shape[0]
+def _image_chunks(F: Tensor, iterations: Sequence[int], dense: Sequence[bool]) -> list[slice]:
+    """Slices of the batch: on the CPU such that fields stay in the cache, anywhere such that matrices fit."""
+    tokens = F[0].numel()
+    step = max(1, _CHUNK // tokens) if F.device.type == "cpu" else F.shape[0]
+    matrices = max((count for count, is_dense in zip(iterations, dense, strict=True) if is_dense), default=0)
+    if matrices:
+        step = min(step, max(1, _MATRIX_ELEMENTS // (matrices * tokens**2)))
     return [slice(start, start + step) for start in range(0, F.shape[0], step)]
 
 
