@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -35,7 +36,7 @@ def images_first(x: Tensor, grid: tuple[int, int]) -> Tensor:
 
 @dataclass
 class Blocks:
-    """What consecutive blocks of some images compute with; edges (2, N, B), lam and beta (blocks,)."""
+    """Consecutive blocks and the images they work on; edges (2, N, B), lam and beta (blocks,)."""
 
     edges: Tensor
     lam: Tensor
@@ -47,28 +48,21 @@ class Blocks:
     detach_init: bool
     backend: str
 
-    def runs(self) -> list[tuple[slice, Blocks]]:
-        """The longest parts that go together: stencil blocks in one kernel, and what goes block by block."""
-        fits = can_fuse(self.backend, self.grid[0] * self.grid[1], self.edges.dtype)
-        keys = [fits and not dense for dense in self.dense]
-        runs = []
-        for fused, group in groupby(range(len(keys)), key=keys.__getitem__):
-            members = list(group)
-            step = MAX_FUSED_BLOCKS if fused else len(members)
-            for start in range(members[0], members[-1] + 1, step):
-                part = slice(start, min(start + step, members[-1] + 1))
-                runs.append((part, self._part(part, fused)))
-        return runs
+    def part(self, part: slice) -> Blocks:
+        return replace(
+            self,
+            lam=self.lam[part],
+            beta=self.beta[part],
+            iterations=self.iterations[part],
+            dense=self.dense[part],
+        )
 
-    def _part(self, part: slice, fused: bool) -> Blocks:
-        kind = FusedBlocks if fused else SeparateBlocks
-        settings = (self.alpha, self.detach_init, self.backend)
-        counts, dense = self.iterations[part], self.dense[part]
-        return kind(self.edges, self.lam[part], self.beta[part], self.grid, counts, dense, *settings)
+
+class Run(Protocol):
+    """Blocks that are computed together."""
 
     def forward(self, F: Tensor) -> Tensor:
         """F (N, B) as it enters -> every block's f (blocks, N, B)."""
-        raise NotImplementedError
 
     def backward(
         self, F: Tensor, f: Tensor, dF: Tensor, dgain_gain: Tensor
@@ -78,17 +72,19 @@ class Blocks:
         dF (N, B) is that of F as it leaves, dgain_gain the gradient of the whole stack's gain times the gain:
         gain = prod (1 + f_l), so f_l takes dgain * gain / (1 + f_l) of it.
         """
-        raise NotImplementedError
 
 
-class SeparateBlocks(Blocks):
+@dataclass
+class SeparateRun:
     """Block by block, in torch operations and, for dense blocks, the backend's matrix products."""
 
+    blocks: Blocks
+
     def forward(self, F: Tensor) -> Tensor:
-        masks = GridMasks.of(*self.grid, like=F)
+        masks = GridMasks.of(*self.blocks.grid, like=F)
         filtered = []
-        for block in range(len(self.iterations)):
-            f = soft_threshold(self._diffusion(block, masks).forward(F), F, self.beta[block])
+        for block in range(len(self.blocks.iterations)):
+            f = soft_threshold(self._diffusion(block, masks).forward(F), F, self.blocks.beta[block])
             F = F + f
             filtered.append(f)
         return torch.stack(filtered)
@@ -96,17 +92,17 @@ class SeparateBlocks(Blocks):
     def backward(
         self, F: Tensor, f: Tensor, dF: Tensor, dgain_gain: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        masks = GridMasks.of(*self.grid, like=F)
+        masks = GridMasks.of(*self.blocks.grid, like=F)
         entering = list(accumulate(f[:-1], initial=F))  # F_l
-        dedges = torch.zeros_like(self.edges)
-        dlam, dbeta = torch.zeros_like(self.lam), torch.zeros_like(self.beta)
+        dedges = torch.zeros_like(self.blocks.edges)
+        dlam, dbeta = torch.zeros_like(self.blocks.lam), torch.zeros_like(self.blocks.beta)
         iterates = self._stencil_iterates(F)
-        for block in reversed(range(len(self.iterations))):
+        for block in reversed(range(len(self.blocks.iterations))):
             diffusion = self._diffusion(block, masks)
             diffused = diffusion.forward_keeping(entering[block], iterates)
             df = dF + dgain_gain / (1 + f[block])
             ddiffused, dF_peak, dbeta[block] = soft_threshold_backward(
-                df, diffused, entering[block], self.beta[block], f[block]
+                df, diffused, entering[block], self.blocks.beta[block], f[block]
             )
             dF_diffused, dedges_block, dlam[block] = diffusion.backward(ddiffused)
             dF = dF + dF_peak + dF_diffused
@@ -115,25 +111,36 @@ class SeparateBlocks(Blocks):
 
     def _stencil_iterates(self, like: Tensor) -> Iterates:
         """Room for the longest stencil recurrence; the blocks take turns in it."""
-        counts = [count for count, dense in zip(self.iterations, self.dense, strict=True) if not dense]
-        return Iterates(2 ** max(counts, default=0), like, self.grid[1])
+        counts = [
+            count for count, dense in zip(self.blocks.iterations, self.blocks.dense, strict=True) if not dense
+        ]
+        return Iterates(2 ** max(counts, default=0), like, self.blocks.grid[1])
 
     def _diffusion(self, block: int, masks: GridMasks) -> StencilDiffusion | DenseDiffusion:
-        count, lam = self.iterations[block], self.lam[block]
-        if self.dense[block]:
+        count, lam = self.blocks.iterations[block], self.blocks.lam[block]
+        if self.blocks.dense[block]:
             return DenseDiffusion(
-                self.edges, lam, self.grid, count, self.alpha, self.detach_init, self.backend
+                self.blocks.edges,
+                lam,
+                self.blocks.grid,
+                count,
+                self.blocks.alpha,
+                self.blocks.detach_init,
+                self.blocks.backend,
             )
-        matrix = ScaledLaplacian(self.edges, lam, self.alpha, self.grid[1], masks)
-        return StencilDiffusion(matrix, count, self.detach_init)
+        matrix = ScaledLaplacian(self.blocks.edges, lam, self.blocks.alpha, self.blocks.grid[1], masks)
+        return StencilDiffusion(matrix, count, self.blocks.detach_init)
 
 
-class FusedBlocks(Blocks):
+@dataclass
+class FusedRun:
     """Stencil blocks in one kernel launch."""
 
+    blocks: Blocks
+
     def forward(self, F: Tensor) -> Tensor:
-        F, edges = images_first(F, self.grid), images_first(self.edges, self.grid)
-        arguments = (self.lam, self.beta, self.iterations, self.alpha, False)
+        F, edges = images_first(F, self.blocks.grid), images_first(self.blocks.edges, self.blocks.grid)
+        arguments = (self.blocks.lam, self.blocks.beta, self.blocks.iterations, self.blocks.alpha, False)
         return tokens_first(kernels("calibration").forward(F, edges, *arguments)[2])
 
     def backward(
@@ -141,20 +148,34 @@ class FusedBlocks(Blocks):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         dgain = dgain_gain / (1 + f).prod(0)  # the kernel multiplies by its own blocks' gain
         F, edges, f, dF, dgain = (
-            images_first(x, self.grid).contiguous() for x in (F, self.edges, f, dF, dgain)
+            images_first(x, self.blocks.grid).contiguous() for x in (F, self.blocks.edges, f, dF, dgain)
         )
-        arguments = (self.iterations, self.alpha, self.detach_init, False)
+        arguments = (self.blocks.iterations, self.blocks.alpha, self.blocks.detach_init, False)
         dF, dedges, shares = kernels("calibration").backward(
-            F, edges, self.lam, self.beta, f, dF, dgain, *arguments
+            F, edges, self.blocks.lam, self.blocks.beta, f, dF, dgain, *arguments
         )
         return tokens_first(dF), tokens_first(dedges), *shares.sum(0)
+
+
+def runs(blocks: Blocks) -> list[tuple[slice, Run]]:
+    """Which blocks go together: as many stencil blocks as one kernel takes, and the others one by one."""
+    fits = can_fuse(blocks.backend, blocks.grid[0] * blocks.grid[1], blocks.edges.dtype)
+    keys = [fits and not dense for dense in blocks.dense]
+    found: list[tuple[slice, Run]] = []
+    for fused, group in groupby(range(len(keys)), key=keys.__getitem__):
+        members = list(group)
+        step = MAX_FUSED_BLOCKS if fused else len(members)
+        for start in range(members[0], members[-1] + 1, step):
+            part = slice(start, min(start + step, members[-1] + 1))
+            found.append((part, (FusedRun if fused else SeparateRun)(blocks.part(part))))
+    return found
 
 
 def forward(blocks: Blocks, F: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Raw F (N, B) -> attention and gain (N, B), f (blocks, N, B)."""
     F = min_max(F)
     filtered = []
-    for _, run in blocks.runs():
+    for _, run in runs(blocks):
         f = run.forward(F)
         F = F + f.sum(0)
         filtered.append(f)
@@ -170,7 +191,7 @@ def backward(
     dF, dgain_gain = dattention, dgain * (1 + f).prod(0)
     dedges = torch.zeros_like(blocks.edges)
     dlam, dbeta = torch.zeros_like(blocks.lam), torch.zeros_like(blocks.beta)
-    for part, run in reversed(blocks.runs()):
+    for part, run in reversed(runs(blocks)):
         F = normalised + f[: part.start].sum(0)
         dF, dedges_run, dlam[part], dbeta[part] = run.backward(F, f[part], dF, dgain_gain)
         dedges += dedges_run

@@ -166,24 +166,16 @@ def _(F, edges, lam, beta, f, dattention, dgain, iterations, dense, alpha, detac
 
 
 def _setup_context(ctx, inputs, output):
-    *tensors, ctx.iterations, ctx.dense, ctx.alpha, ctx.detach_init, ctx.backend = inputs
-    ctx.save_for_backward(*tensors, output[2])
-    ctx.mark_non_differentiable(output[2])
+    f = output[2]
+    ctx.save_for_backward(*inputs[:4], f)
+    ctx.settings = inputs[4:]
+    ctx.mark_non_differentiable(f)
     ctx.set_materialize_grads(False)
 
 
 def _autograd_backward(ctx, dattention, dgain, _):
-    gradients = calibration_backward_op(
-        *ctx.saved_tensors,
-        dattention,
-        dgain,
-        ctx.iterations,
-        ctx.dense,
-        ctx.alpha,
-        ctx.detach_init,
-        ctx.backend,
-    )
-    return *gradients, *(None,) * 5
+    gradients = calibration_backward_op(*ctx.saved_tensors, dattention, dgain, *ctx.settings)
+    return *gradients, *(None for _ in ctx.settings)
 
 
 calibration_op.register_autograd(_autograd_backward, setup_context=_setup_context)

@@ -89,26 +89,16 @@ def _(S, F, lam, beta, *_):
 
 
 def _setup_context(ctx, inputs, output):
-    *tensors, ctx.iterations, ctx.dense, ctx.alpha, ctx.detach_init, ctx.backend = inputs
-    _, _, *kept = output  # gain, f, edges, inverse_norm
-    ctx.save_for_backward(*tensors, *kept)
-    ctx.mark_non_differentiable(*kept[1:])
+    _, _, gain, f, edges, inverse_norm = output
+    ctx.save_for_backward(*inputs[:4], gain, f, edges, inverse_norm)
+    ctx.settings = inputs[4:]
+    ctx.mark_non_differentiable(f, edges, inverse_norm)
     ctx.set_materialize_grads(False)
 
 
 def _autograd_backward(ctx, dlogits, dattention, dgain, *_):
-    gradients = spatial_calibration_backward_op(
-        *ctx.saved_tensors,
-        dlogits,
-        dattention,
-        dgain,
-        ctx.iterations,
-        ctx.dense,
-        ctx.alpha,
-        ctx.detach_init,
-        ctx.backend,
-    )
-    return *gradients, *(None,) * 5
+    gradients = spatial_calibration_backward_op(*ctx.saved_tensors, dlogits, dattention, dgain, *ctx.settings)
+    return *gradients, *(None for _ in ctx.settings)
 
 
 spatial_calibration_op.register_autograd(_autograd_backward, setup_context=_setup_context)
