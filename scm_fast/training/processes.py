@@ -1,0 +1,100 @@
+"""The processes of a run: one of them, or all that torchrun started."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..errors import InputError
+
+
+def start_processes(device: str) -> torch.device:
+    """Join the other processes if torchrun started this one; gives the device of this process."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise InputError(f"device {device}: this machine has no GPU that PyTorch can use")
+    if "LOCAL_RANK" not in os.environ:
+        return torch.device(device)
+    if device == "cuda":
+        local = int(os.environ["LOCAL_RANK"])
+        if local >= torch.cuda.device_count():
+            raise InputError(
+                f"process {local} of this machine has no GPU: there are {torch.cuda.device_count()}, "
+                f"--nproc-per-node is {os.environ.get('LOCAL_WORLD_SIZE')}"
+            )
+        device = f"cuda:{local}"
+        torch.cuda.set_device(device)
+    # gloo beside NCCL carries what is on the CPU: random states, file names, records of the evaluation.
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo")
+    return torch.device(device)
+
+
+def world_size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def is_first() -> bool:
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def gather(value: Any) -> list[Any]:
+    """The values of all processes, in every process."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def on_first(function: Any, *arguments: Any) -> Any:
+    """What the function gives in the first process; its InputError, if any, is raised in all of them."""
+    result: Any = None
+    if is_first():
+        try:
+            result = function(*arguments)
+        except (InputError, OSError) as error:
+            result = InputError(str(error))
+    if dist.is_initialized():
+        box = [result]
+        dist.broadcast_object_list(box, src=0)
+        result = box[0]
+    if isinstance(result, InputError):
+        raise result
+    return result
+
+
+def sum_over_processes(*values: float) -> list[float]:
+    """Sums in float64."""
+    total = torch.tensor(values, dtype=torch.float64)
+    if dist.is_initialized():
+        dist.all_reduce(total)
+    return total.tolist()
+
+
+class StopSignal:
+    """SIGTERM or SIGINT asks the run to stop after the step it is in. The third one stops it at once."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._count = 0
+
+    def listen(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.number = number
+        self._count += 1
+        if self._count == 1 and is_first():
+            logging.getLogger("scm_fast").warning(
+                "stopping after this step (%s)", signal.Signals(number).name
+            )
+        if self._count > 2:
+            signal.default_int_handler(number, frame)
