@@ -40,8 +40,12 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
 def is_first() -> bool:
-    return not dist.is_initialized() or dist.get_rank() == 0
+    return rank() == 0
 
 
 def gather(value: Any) -> list[Any]:

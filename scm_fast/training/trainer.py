@@ -18,18 +18,17 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
-from ..data import Batch, DecodedCache, LocalizationDataset, TrainLoader, build_train_loader, published_recipe
+from ..data import Batch
 from ..evaluation import Result
-from ..models import LocalizationModel, create_model
 from ..models.weights import load_strictly
 from . import processes
 from .config import TrainConfig
 from .optimization import build_optimizer, build_scheduler
 from .run_folder import CsvLog, RunFolder
+from .setup import amp_dtype, build_loader, build_model
 from .validation import SplitEvaluation, make_predictor, open_split
 
 logger = logging.getLogger("scm_fast")
-AMP_DTYPES = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Interrupted(Exception):
@@ -52,58 +51,6 @@ class Meter:
     right: float = 0.0
     images: int = 0
     seconds: float = 0.0
-
-
-def amp_dtype(name: str, device: torch.device) -> torch.dtype | None:
-    if name == "auto":
-        if device.type != "cuda":
-            return None
-        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
-    return AMP_DTYPES[name]
-
-
-def build_model(config: TrainConfig, dataset: LocalizationDataset) -> LocalizationModel:
-    calibration = {"backend": config.backend, **config.calibration} if config.method == "scm" else {}
-    assert config.drop_path_rate is not None
-    return create_model(
-        config.backbone,
-        dataset.num_classes,
-        config.method,
-        config.pretrained,
-        preset=config.preset,
-        image_size=config.image_size,
-        attention_layers=config.attention_layers,
-        drop_path_rate=config.drop_path_rate,
-        class_names=dataset.class_names,
-        backbone_options=config.backbone_options,
-        **calibration,
-    )
-
-
-def build_loader(
-    config: TrainConfig, dataset: LocalizationDataset, model: LocalizationModel, device: torch.device
-) -> TrainLoader:
-    recipe = published_recipe(
-        training=True,
-        image_size=config.image_size,
-        resize=config.resize,
-        mean=model.config.mean,
-        std=model.config.std,
-    )
-    cache = None
-    if config.cache is not None:
-        cache = DecodedCache(config.cache, dataset, recipe.size, config.cache_gigabytes)
-    return build_train_loader(
-        dataset,
-        recipe,
-        global_batch=config.global_batch,
-        micro_batch=config.micro_batch,
-        seed=config.seed,
-        workers=config.workers,
-        device=device,
-        cache=cache,
-        skip_bad_images=config.skip_bad_images,
-    )
 
 
 class Trainer:
@@ -136,9 +83,7 @@ class Trainer:
         self.best: dict[str, float] = {}  # by metric
         self.meter = Meter()
         # Every process draws its own stochastic depth.
-        torch.manual_seed(
-            config.seed + 1 + (torch.distributed.get_rank() if processes.world_size() > 1 else 0)
-        )
+        torch.manual_seed(config.seed + 1 + processes.rank())
 
         assert config.out is not None
         self.folder = RunFolder(config.out)
@@ -163,11 +108,11 @@ class Trainer:
         self.step, self.validated, self.best = state["step"], state["validated"], state["best"]
         self.meter = Meter(**state["meter"])
         self.model.config.threshold = state["threshold"]
-        rank = torch.distributed.get_rank() if processes.world_size() > 1 else 0
         if len(state["random"]) == processes.world_size():  # on another number of them, they start anew
-            torch.set_rng_state(state["random"][rank]["cpu"])
-            if self.device.type == "cuda" and "cuda" in state["random"][rank]:
-                torch.cuda.set_rng_state(state["random"][rank]["cuda"], self.device)
+            random = state["random"][processes.rank()]
+            torch.set_rng_state(random["cpu"])
+            if self.device.type == "cuda" and "cuda" in random:
+                torch.cuda.set_rng_state(random["cuda"], self.device)
         if processes.is_first():
             self.steps_log.keep_below("step", self.step)
             self.epochs_log.keep_below("epoch", self.validated)
