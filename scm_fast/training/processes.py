@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from ..errors import InputError
 
@@ -32,8 +33,18 @@ def start_processes(device: str) -> torch.device:
         device = f"cuda:{local}"
         torch.cuda.set_device(device)
     # gloo beside NCCL carries what is on the CPU: random states, file names, records of the evaluation.
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo")
+    backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
+    # After a restart torchrun's store still has the addresses of the processes that died, and whoever reads
+    # before the others have written would call those. So each attempt has names of its own.
+    store, rank, world = next(iter(rendezvous("env://")))
+    store = dist.PrefixStore(f"attempt {restarts()}", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world)
     return torch.device(device)
+
+
+def restarts() -> int:
+    """How often torchrun has started this process again."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def world_size() -> int:

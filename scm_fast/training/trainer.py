@@ -6,7 +6,6 @@ import contextlib
 import datetime
 import logging
 import math
-import os
 import signal
 import time
 from dataclasses import asdict, dataclass
@@ -89,8 +88,7 @@ class Trainer:
         self.folder = RunFolder(config.out)
         self.steps_log = CsvLog(self.folder.path / "steps.csv")
         self.epochs_log = CsvLog(self.folder.path / "log.csv")
-        restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"  # by torchrun, after a failure
-        self._open_folder(resume=config.resume == "auto" or restarted)
+        self._open_folder(resume=config.resume == "auto" or processes.restarts() > 0)
 
     # Checkpoints
 
