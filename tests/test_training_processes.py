@@ -216,6 +216,13 @@ def test_loss_that_is_no_number(start):
     assert all(value.isfinite().all() for value in weights(run.folder).values())
 
 
+def test_more_processes_than_images(start):
+    run = start("crowded", "--global-batch", "1", processes=2)
+    assert run.status == 2
+    assert "a global batch of 1 images is too small for 2 processes" in run.said
+    assert not run.folder.exists()
+
+
 def test_folder_with_another_run(start, one_process):
     untouched = (one_process / "checkpoint.pt").read_bytes()
     again = start("one")

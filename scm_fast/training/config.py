@@ -103,6 +103,10 @@ class TrainConfig:
             raise InputError("threshold and protocol: `protocol: fixed` and a `threshold` go together")
         if self.best_metric not in METRIC_NAMES:
             raise InputError(_not_among("best_metric", self.best_metric, METRIC_NAMES))
+        if self.train_split == "trainval" and self.val_split == "val":
+            raise InputError(
+                "train_split: trainval has the images of val_split in it; choose another val_split"
+            )
         if self.min_lr > self.lr:
             raise InputError(f"min_lr: {self.min_lr} is above lr {self.lr}")
         if self.warmup_epochs >= self.epochs:

@@ -94,22 +94,27 @@ def sum_over_processes(*values: float) -> list[float]:
 
 
 class StopSignal:
-    """SIGTERM or SIGINT asks the run to stop after the step it is in. The third one stops it at once."""
+    """Within the `with`, SIGTERM or SIGINT asks to stop after the step; the third one stops at once."""
 
     def __init__(self) -> None:
         self.number = 0
         self._count = 0
+        self._before: dict[int, Any] = {}
 
-    def listen(self) -> None:
+    def __enter__(self) -> StopSignal:
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._note)
+            self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.number = number
         self._count += 1
         if self._count == 1 and is_first():
-            logging.getLogger("scm_fast").warning(
-                "stopping after this step (%s)", signal.Signals(number).name
-            )
+            name = signal.Signals(number).name
+            logging.getLogger("scm_fast").warning("%s: stopping after this step", name)
         if self._count > 2:
             signal.default_int_handler(number, frame)

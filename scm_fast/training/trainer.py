@@ -140,14 +140,14 @@ class Trainer:
 
     def fit(self) -> None:
         """Train and validate the epochs that are left. Raises Interrupted and Diverged."""
-        self.stop.listen()
-        while True:
-            if self.validated < self.loader.epoch:  # also if the run was stopped in the validation
-                self._validate_epoch()
-            if self.loader.epoch == self.config.epochs:
-                return
-            self._train_epoch()
-            self.save()
+        with self.stop:
+            while True:
+                if self.validated < self.loader.epoch:  # also if the run was stopped in the validation
+                    self._validate_epoch()
+                if self.loader.epoch == self.config.epochs:
+                    return
+                self._train_epoch()
+                self.save()
 
     def _train_epoch(self) -> None:
         epoch = self.loader.epoch
