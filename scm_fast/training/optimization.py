@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+from torch import nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -14,12 +16,13 @@ from .config import TrainConfig
 def build_optimizer(model: LocalizationModel, config: TrainConfig) -> AdamW:
     """AdamW with the parameters that decay in one group and the others in another."""
     spared = model.no_weight_decay()
-    decaying, other = [], []
+    decaying: list[nn.Parameter] = []
+    other: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         decays = config.decay_all or (parameter.ndim > 1 and name not in spared)
         (decaying if decays else other).append(parameter)
     assert config.betas is not None
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"params": decaying, "weight_decay": config.weight_decay},
         {"params": other, "weight_decay": 0.0},
     ]

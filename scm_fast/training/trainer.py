@@ -165,7 +165,8 @@ class Trainer:
             disable=None if processes.is_first() else True,
             leave=False,
         ) as progress:
-            begin, loss_sum, right, indices = time.perf_counter(), 0.0, 0.0, []
+            zero = torch.zeros((), device=self.device)
+            begin, loss_sum, right, indices = time.perf_counter(), zero, zero, []
             for batch in self.loader:
                 batch_loss, batch_right = self._forward_backward(batch)
                 loss_sum, right = loss_sum + batch_loss, right + batch_right
@@ -173,7 +174,7 @@ class Trainer:
                 if not batch.ends_step:
                     continue
                 loss = self._optimizer_step(float(loss_sum), float(right), indices, begin)
-                begin, loss_sum, right, indices = time.perf_counter(), 0.0, 0.0, []
+                begin, loss_sum, right, indices = time.perf_counter(), zero, zero, []
                 progress.set_postfix(loss=f"{loss:.3f}", run_left=self._time_left(), refresh=False)
                 progress.update(batch_images)
 
@@ -229,15 +230,18 @@ class Trainer:
         self.step += 1
         if stopping:
             self.save()
-            number = max(processes.gather(self.stop.number))
-            raise Interrupted(
-                f"stopped by {signal.Signals(number).name} after step {self.step}; the checkpoint is "
-                f"{self.folder.checkpoint_file}, --resume auto continues",
-                number,
-            )
+            self._interrupt()
         if self.step % self.config.checkpoint_steps == 0:
             self.save()
         return loss
+
+    def _interrupt(self) -> None:
+        number = max(processes.gather(self.stop.number))
+        raise Interrupted(
+            f"stopped by {signal.Signals(number).name} after step {self.step}; the checkpoint is "
+            f"{self.folder.checkpoint_file}, --resume auto continues",
+            number,
+        )
 
     def _fail(self, what: str, indices: list[int]) -> None:
         records = [self.dataset.records[index] for index in indices]
@@ -265,6 +269,8 @@ class Trainer:
                 processes.on_first(self.folder.save_model, self.model, f"best_{metric}")
         self.validated = self.loader.epoch
         self.save()
+        if any(processes.gather(self.stop.number > 0)):
+            self._interrupt()
 
     def _log_epoch(self, result: Result) -> None:
         meter, values = self.meter, {name: metric.value for name, metric in result.metrics.items()}

@@ -59,7 +59,7 @@ class SplitEvaluation:
 
     def result(self, run: Run) -> Result:
         """Figures of a split that chooses its own threshold, unless that is fixed."""
-        if self.config.protocol == "fixed":
+        if self.config.threshold is not None:
             return protocols.fixed(run.evaluation, self.config.threshold)
         if self.config.protocol == "published":
             return protocols.published(run.evaluation)
