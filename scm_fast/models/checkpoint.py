@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from ..files import replacing
 from .config import ModelConfig
 from .factory import create_model, model_from_config
 from .localization_model import LocalizationModel
@@ -26,11 +27,10 @@ def save_model(model: LocalizationModel, folder: str | os.PathLike[str]) -> Path
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: value.contiguous() for name, value in model.state_dict().items()}
-    # Written under another name first: a run that is stopped here leaves the previous checkpoint whole.
-    partial = folder / f"{WEIGHTS_FILE}.partial"
-    safetensors.torch.save_file(weights, partial)
-    model.config.write(folder / CONFIG_FILE)
-    partial.replace(folder / WEIGHTS_FILE)
+    with replacing(folder / WEIGHTS_FILE) as partial:
+        safetensors.torch.save_file(weights, partial)
+    with replacing(folder / CONFIG_FILE) as partial:
+        model.config.write(partial)
     return folder
 
 

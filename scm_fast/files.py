@@ -1,0 +1,28 @@
+"""Files that are either the old ones or the new ones, whenever the power goes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Gives a path to write to; when the block ends well, that file is on the disk and takes `path`'s place."""
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        yield partial
+        with open(partial, "rb") as file:
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    if os.name == "posix":  # the rename itself: elsewhere, folders cannot be opened
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

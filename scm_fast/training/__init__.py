@@ -1,0 +1,6 @@
+"""Training: `train.py` puts these parts together."""
+
+from .config import TrainConfig, make_config, parse_config
+from .trainer import Diverged, Interrupted, Trainer
+
+__all__ = ["Diverged", "Interrupted", "TrainConfig", "Trainer", "make_config", "parse_config"]

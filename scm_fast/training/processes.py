@@ -1,0 +1,120 @@
+"""The processes of a run: one of them, or all that torchrun started."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from ..errors import InputError
+
+
+def start_processes(device: str) -> torch.device:
+    """Join the other processes if torchrun started this one; gives the device of this process."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise InputError(f"device {device}: this machine has no GPU that PyTorch can use")
+    if "LOCAL_RANK" not in os.environ:
+        return torch.device(device)
+    if device == "cuda":
+        local = int(os.environ["LOCAL_RANK"])
+        if local >= torch.cuda.device_count():
+            raise InputError(
+                f"process {local} of this machine has no GPU: there are {torch.cuda.device_count()}, "
+                f"--nproc-per-node is {os.environ.get('LOCAL_WORLD_SIZE')}"
+            )
+        device = f"cuda:{local}"
+        torch.cuda.set_device(device)
+    # gloo beside NCCL carries what is on the CPU: random states, file names, records of the evaluation.
+    backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
+    # After a restart torchrun's store still has the addresses of the processes that died, and whoever reads
+    # before the others have written would call those. So each attempt has names of its own.
+    store, rank, world = next(iter(rendezvous("env://")))
+    store = dist.PrefixStore(f"attempt {restarts()}", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world)
+    return torch.device(device)
+
+
+def restarts() -> int:
+    """How often torchrun has started this process again."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def world_size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def is_first() -> bool:
+    return rank() == 0
+
+
+def gather(value: Any) -> list[Any]:
+    """The values of all processes, in every process."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def on_first(function: Any, *arguments: Any) -> Any:
+    """What the function gives in the first process; its InputError, if any, is raised in all of them."""
+    result: Any = None
+    if is_first():
+        try:
+            result = function(*arguments)
+        except (InputError, OSError) as error:
+            result = InputError(str(error))
+    if dist.is_initialized():
+        box = [result]
+        dist.broadcast_object_list(box, src=0)
+        result = box[0]
+    if isinstance(result, InputError):
+        raise result
+    return result
+
+
+def sum_over_processes(*values: float) -> list[float]:
+    """Sums in float64."""
+    total = torch.tensor(values, dtype=torch.float64)
+    if dist.is_initialized():
+        dist.all_reduce(total)
+    return total.tolist()
+
+
+class StopSignal:
+    """Within the `with`, SIGTERM or SIGINT asks to stop after the step; the third one stops at once."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._count = 0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopSignal:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.number = number
+        self._count += 1
+        if self._count == 1 and is_first():
+            name = signal.Signals(number).name
+            logging.getLogger("scm_fast").warning("%s: stopping after this step", name)
+        if self._count > 2:
+            signal.default_int_handler(number, frame)

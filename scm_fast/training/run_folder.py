@@ -1,0 +1,141 @@
+"""The folder of a run: configuration, logs, what a run is resumed from, and the models that are kept.
+
+    config.yaml       the resolved configuration
+    steps.csv         loss and learning rate of every optimiser step
+    log.csv           figures of every epoch
+    checkpoint.pt     all that resuming needs
+    last/             the newest model,                                     \\
+    best_gt_known/    the best by the chosen metric of the validation split  | for scm_fast.load_model
+    best_top1_cls/    the best by classification                            /
+    evaluation/       the test split, at the end
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import InputError
+from ..files import replacing
+from ..models import LocalizationModel, save_model
+from ..models.weights import read_file
+from .config import TrainConfig, read_yaml
+
+# What may differ between a run and its continuation: where things are and how they are computed.
+MAY_CHANGE = {
+    *(
+        "data",
+        "layout",
+        "images",
+        "boxes",
+        "workers",
+        "cache",
+        "cache_gigabytes",
+        "pretrained",
+        "micro_batch",
+    ),
+    *("backend", "device", "amp", "channels_last", "compile", "grad_checkpointing"),
+    *("out", "resume", "checkpoint_steps", "report", "test_split"),
+}
+
+
+class RunFolder:
+    """Only the first process writes."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.checkpoint_file = self.path / "checkpoint.pt"
+
+    @property
+    def has_checkpoint(self) -> bool:
+        return self.checkpoint_file.is_file()
+
+    def prepare(self, config: TrainConfig, resume: bool, model_bytes: int) -> None:
+        """Make the folder, and find out before the first step what would go wrong at the first checkpoint."""
+        if resume and self.has_checkpoint:
+            self._check_same_run(config)
+        elif self.has_checkpoint:
+            raise InputError(
+                f"{self.path}: there is a run here. Continue it with --resume auto, or give --out another folder"
+            )
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            with replacing(self.path / "config.yaml") as partial:
+                config.save(partial)
+        except OSError as error:
+            raise InputError(f"{self.path}: the run folder cannot be written ({error.strerror})") from error
+        # Weights and two moments in checkpoint.pt, which is replaced by a second one; three models.
+        needed, free = model_bytes * 9, shutil.disk_usage(self.path).free
+        if free < needed:
+            raise InputError(
+                f"{self.path}: checkpoints need {needed / 1e9:.2f} GB, {free / 1e9:.2f} GB are free"
+            )
+
+    def _check_same_run(self, config: TrainConfig) -> None:
+        before, now = read_yaml(self.path / "config.yaml"), config.as_dict()
+        changed = [
+            f"{name} was {before.get(name)!r} and is now {now[name]!r}"
+            for name in now
+            if name not in MAY_CHANGE and before.get(name) != now[name]
+        ]
+        if changed:
+            raise InputError(
+                f"{self.path}: cannot resume, this is another run: {'; '.join(changed)}. Give --out another folder"
+            )
+
+    def save_checkpoint(self, state: dict[str, Any], model: LocalizationModel) -> None:
+        try:
+            with replacing(self.checkpoint_file) as partial:
+                torch.save(state, partial)
+        except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+            good = self.checkpoint_file if self.has_checkpoint else "none yet"
+            raise InputError(
+                f"{self.checkpoint_file}: the checkpoint could not be written ({error}); last good one: {good}"
+            ) from error
+        self.save_model(model, "last")
+
+    def load_checkpoint(self) -> dict[str, Any]:
+        return read_file(self.checkpoint_file)
+
+    def save_model(self, model: LocalizationModel, name: str) -> None:
+        try:
+            save_model(model, self.path / name)
+        except OSError as error:
+            raise InputError(f"{self.path / name}: the model could not be written ({error})") from error
+
+
+class CsvLog:
+    """A table that grows by a row at a time, each on the disk before the next."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def keep_below(self, column: str, limit: int) -> None:
+        """Drop rows from `limit` on, which a resumed run writes again, and a row that was cut short."""
+        if not self.path.is_file():
+            return
+        with self.path.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        whole = [row for row in rows if None not in row.values() and row[column].isdigit()]
+        kept = [row for row in whole if int(row[column]) < limit]
+        if not kept:
+            self.path.unlink()
+            return
+        with replacing(self.path) as partial, partial.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(kept[0]))
+            writer.writeheader()
+            writer.writerows(kept)
+
+    def add(self, row: Mapping[str, object]) -> None:
+        new = not self.path.is_file()
+        with self.path.open("a", newline="") as file:
+            writer = csv.DictWriter(file, list(row))
+            if new:
+                writer.writeheader()
+            writer.writerow(row)

@@ -1,0 +1,63 @@
+"""What a configuration stands for: model, loader and precision."""
+
+from __future__ import annotations
+
+import torch
+
+from ..data import DecodedCache, LocalizationDataset, TrainLoader, build_train_loader, published_recipe
+from ..models import LocalizationModel, create_model
+from .config import TrainConfig
+
+AMP_DTYPES = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def amp_dtype(name: str, device: torch.device) -> torch.dtype | None:
+    if name == "auto":
+        if device.type != "cuda":
+            return None
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+    return AMP_DTYPES[name]
+
+
+def build_model(config: TrainConfig, dataset: LocalizationDataset) -> LocalizationModel:
+    calibration = {"backend": config.backend, **config.calibration} if config.method == "scm" else {}
+    assert config.drop_path_rate is not None
+    return create_model(
+        config.backbone,
+        dataset.num_classes,
+        config.method,
+        config.pretrained,
+        preset=config.preset,
+        image_size=config.image_size,
+        attention_layers=config.attention_layers,
+        drop_path_rate=config.drop_path_rate,
+        class_names=dataset.class_names,
+        backbone_options=config.backbone_options,
+        **calibration,
+    )
+
+
+def build_loader(
+    config: TrainConfig, dataset: LocalizationDataset, model: LocalizationModel, device: torch.device
+) -> TrainLoader:
+    recipe = published_recipe(
+        training=True,
+        image_size=config.image_size,
+        resize=config.resize,
+        mean=model.config.mean,
+        std=model.config.std,
+    )
+    cache = None
+    if config.cache is not None:
+        cache = DecodedCache(config.cache, dataset, recipe.size, config.cache_gigabytes)
+    return build_train_loader(
+        dataset,
+        recipe,
+        global_batch=config.global_batch,
+        micro_batch=config.micro_batch,
+        seed=config.seed,
+        workers=config.workers,
+        device=device,
+        cache=cache,
+        skip_bad_images=config.skip_bad_images,
+    )

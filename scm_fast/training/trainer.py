@@ -1,0 +1,308 @@
+"""`Trainer`: the epochs of a run, from the data to the checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import logging
+import math
+import signal
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from tqdm import tqdm
+
+from ..data import Batch
+from ..evaluation import Result
+from ..models.weights import load_strictly
+from . import processes
+from .config import TrainConfig
+from .optimization import build_optimizer, build_scheduler
+from .run_folder import CsvLog, RunFolder
+from .setup import amp_dtype, build_loader, build_model
+from .validation import SplitEvaluation, make_predictor, open_split
+
+logger = logging.getLogger("scm_fast")
+
+
+class Interrupted(Exception):
+    """A signal stopped the run, after a checkpoint."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.number = number
+
+
+class Diverged(Exception):
+    """Loss or gradient is no longer a number."""
+
+
+@dataclass
+class Meter:
+    """Sums over the steps of an epoch, of all processes."""
+
+    loss: float = 0.0
+    right: float = 0.0
+    images: int = 0
+    seconds: float = 0.0
+
+
+class Trainer:
+    """A run that was set up, and resumed if the configuration asks for it.
+
+    trainer = Trainer(config, device)
+    trainer.fit()
+    """
+
+    def __init__(self, config: TrainConfig, device: torch.device) -> None:
+        self.config, self.device = config, device
+        self.amp = amp_dtype(config.amp, device)
+        self.dataset = open_split(config, config.train_split)
+        torch.manual_seed(config.seed)
+        self.model = build_model(config, self.dataset).to(device)
+        self.loader = build_loader(config, self.dataset, self.model, device)
+        self.validation = SplitEvaluation(config, config.val_split, self.model, device)
+        if config.channels_last:
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model.set_grad_checkpointing(config.grad_checkpointing)
+        if config.compile:
+            self.model.compile()
+        self.optimizer = build_optimizer(self.model, config)
+        self.scheduler = build_scheduler(self.optimizer, config, self.loader.steps)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self.amp is torch.float16)
+        self.network: nn.Module = self.model
+        self.stop = processes.StopSignal()
+        self.step = 0  # optimiser steps of the whole run
+        self.validated = 0  # epochs whose model was validated
+        self.best: dict[str, float] = {}  # by metric
+        self.meter = Meter()
+        # Every process draws its own stochastic depth.
+        torch.manual_seed(config.seed + 1 + processes.rank())
+
+        assert config.out is not None
+        self.folder = RunFolder(config.out)
+        self.steps_log = CsvLog(self.folder.path / "steps.csv")
+        self.epochs_log = CsvLog(self.folder.path / "log.csv")
+        self._open_folder(resume=config.resume == "auto" or processes.restarts() > 0)
+
+    # Checkpoints
+
+    def _open_folder(self, resume: bool) -> None:
+        weights = sum(p.numel() * p.element_size() for p in self.model.parameters())
+        processes.on_first(self.folder.prepare, self.config, resume, weights)
+        if not (resume and self.folder.has_checkpoint):
+            return
+        state = self.folder.load_checkpoint()
+        load_strictly(self.model, state["model"], str(self.folder.checkpoint_file))
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+        self.scaler.load_state_dict(state["scaler"])
+        self.loader.load_state_dict(state["loader"])
+        self.step, self.validated, self.best = state["step"], state["validated"], state["best"]
+        self.meter = Meter(**state["meter"])
+        self.model.config.threshold = state["threshold"]
+        if len(state["random"]) == processes.world_size():  # on another number of them, they start anew
+            random = state["random"][processes.rank()]
+            torch.set_rng_state(random["cpu"])
+            if self.device.type == "cuda" and "cuda" in random:
+                torch.cuda.set_rng_state(random["cuda"], self.device)
+        if processes.is_first():
+            self.steps_log.keep_below("step", self.step)
+            self.epochs_log.keep_below("epoch", self.validated)
+            logger.warning("resumed %s at epoch %d, step %d", self.folder.path, self.loader.epoch, self.step)
+
+    def save(self) -> None:
+        """Write a checkpoint; all processes call it together."""
+        random = {"cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            random["cuda"] = torch.cuda.get_rng_state(self.device)
+        state = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "loader": self.loader.state_dict(),
+            "random": processes.gather(random),
+            "step": self.step,
+            "validated": self.validated,
+            "best": self.best,
+            "meter": asdict(self.meter),
+            "threshold": self.model.config.threshold,
+        }
+        processes.on_first(self.folder.save_checkpoint, state, self.model)
+
+    # Training
+
+    def fit(self) -> None:
+        """Train and validate the epochs that are left. Raises Interrupted and Diverged."""
+        with self.stop:
+            while True:
+                if self.validated < self.loader.epoch:  # also if the run was stopped in the validation
+                    self._validate_epoch()
+                if self.loader.epoch == self.config.epochs:
+                    return
+                self._train_epoch()
+                self.save()
+
+    def _train_epoch(self) -> None:
+        epoch = self.loader.epoch
+        self.model.set_calibrating(epoch >= self.config.uncalibrated_epochs)
+        self.network = self._wrapped()
+        self.model.train()
+        if self.loader.step == 0:
+            self.meter = Meter()
+        batch_images = self.config.global_batch
+        with tqdm(
+            desc=f"epoch {epoch + 1}/{self.config.epochs}",
+            total=self.loader.steps * batch_images,
+            initial=self.loader.step * batch_images,
+            unit=" images",
+            disable=None if processes.is_first() else True,
+            leave=False,
+        ) as progress:
+            zero = torch.zeros((), device=self.device)
+            begin, loss_sum, right, indices = time.perf_counter(), zero, zero, []
+            for batch in self.loader:
+                batch_loss, batch_right = self._forward_backward(batch)
+                loss_sum, right = loss_sum + batch_loss, right + batch_right
+                indices += batch.indices.tolist()
+                if not batch.ends_step:
+                    continue
+                loss = self._optimizer_step(float(loss_sum), float(right), indices, begin)
+                begin, loss_sum, right, indices = time.perf_counter(), zero, zero, []
+                progress.set_postfix(loss=f"{loss:.3f}", run_left=self._time_left(), refresh=False)
+                progress.update(batch_images)
+
+    def _wrapped(self) -> nn.Module:
+        """The model, with DistributedDataParallel around it for the parameters that now take a gradient."""
+        if processes.world_size() == 1:
+            return self.model
+        devices = [self.device] if self.device.type == "cuda" else None
+        return DistributedDataParallel(self.model, device_ids=devices, gradient_as_bucket_view=True)
+
+    def _forward_backward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sum of the losses and number of right answers, both on the device."""
+        images = batch.images
+        if self.config.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        alone = isinstance(self.network, DistributedDataParallel) and not batch.ends_step
+        with self.network.no_sync() if alone else contextlib.nullcontext():  # type: ignore[operator]
+            with torch.autocast(self.device.type, dtype=self.amp, enabled=self.amp is not None):
+                logits = self.network(images)
+            loss = F.cross_entropy(logits.float(), batch.labels, reduction="sum")
+            # DDP takes the mean over processes; what is wanted is the mean over the images of all of them.
+            self.scaler.scale(loss * (processes.world_size() / self.config.global_batch)).backward()
+        return loss.detach(), (logits.argmax(1) == batch.labels).sum()
+
+    def _optimizer_step(self, loss_sum: float, right: float, indices: list[int], begin: float) -> float:
+        """Step, log, checkpoint, and stop if asked to. Gives the loss of the global batch."""
+        loss_sum, right, stopping = processes.sum_over_processes(loss_sum, right, self.stop.number > 0)
+        loss = loss_sum / self.config.global_batch
+        if not math.isfinite(loss):
+            self._fail(f"the loss is {loss}", indices)
+        self.scaler.unscale_(self.optimizer)
+        parameters = [p for p in self.model.parameters() if p.grad is not None]
+        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        if not self.scaler.is_enabled() and not norm.isfinite():
+            self._fail(f"the norm of the gradient is {norm.item()}", indices)
+        if self.config.clip_grad is not None:
+            nn.utils.clip_grads_with_norm_(parameters, self.config.clip_grad, norm)
+        rate = self.scheduler.get_last_lr()[0]
+        self.scaler.step(self.optimizer)  # leaves out a step whose fp16 gradients overflowed
+        self.scaler.update()
+        self.scheduler.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+        self.meter.loss += loss_sum
+        self.meter.right += right
+        self.meter.images += self.config.global_batch
+        self.meter.seconds += time.perf_counter() - begin
+        if processes.is_first():
+            epoch = self.loader.epoch
+            self.steps_log.add(
+                {"step": self.step, "epoch": epoch, "loss": loss, "lr": rate, "gradient_norm": norm.item()}
+            )
+        self.step += 1
+        if stopping:
+            self.save()
+            self._interrupt()
+        if self.step % self.config.checkpoint_steps == 0:
+            self.save()
+        return loss
+
+    def _interrupt(self) -> None:
+        number = max(processes.gather(self.stop.number))
+        raise Interrupted(
+            f"stopped by {signal.Signals(number).name} after step {self.step}; the checkpoint is "
+            f"{self.folder.checkpoint_file}, --resume auto continues",
+            number,
+        )
+
+    def _fail(self, what: str, indices: list[int]) -> None:
+        records = [self.dataset.records[index] for index in indices]
+        names = [str(record.path or record.id) for record in records]
+        everyone = [name for part in processes.gather(names) for name in part]
+        shown = "\n  ".join(everyone[:64]) + ("\n  ..." if len(everyone) > 64 else "")
+        good = self.folder.checkpoint_file if self.folder.has_checkpoint else "none yet"
+        raise Diverged(
+            f"{what} at step {self.step} (epoch {self.loader.epoch}); the weights were not changed by it.\n"
+            f"last good checkpoint: {good}\nimages of the step:\n  {shown}"
+        )
+
+    # Validation
+
+    def _validate_epoch(self) -> None:
+        self.model.eval()
+        run = self.validation.run(make_predictor(self.model, self.device, self.amp))
+        result = self.validation.result(run)
+        self.model.config.threshold = result.threshold
+        if processes.is_first():
+            self._log_epoch(result)
+        for metric in dict.fromkeys((self.config.best_metric, "top1_cls")):
+            if metric in result.metrics and result.metrics[metric].value > self.best.get(metric, -1.0):
+                self.best[metric] = result.metrics[metric].value
+                processes.on_first(self.folder.save_model, self.model, f"best_{metric}")
+        self.validated = self.loader.epoch
+        self.save()
+        if any(processes.gather(self.stop.number > 0)):
+            self._interrupt()
+
+    def _log_epoch(self, result: Result) -> None:
+        meter, values = self.meter, {name: metric.value for name, metric in result.metrics.items()}
+        row: dict[str, Any] = {
+            "epoch": self.validated,
+            "steps": self.step,
+            "lr": self.scheduler.get_last_lr()[0],
+            "train_loss": meter.loss / meter.images,
+            "train_top1": 100 * meter.right / meter.images,
+            "images_per_second": meter.images / max(meter.seconds, 1e-9),
+            "threshold": result.threshold,
+            **values,
+        }
+        calibration = self.model.calibration
+        for name in () if calibration is None else ("lam", "beta"):
+            for block, value in enumerate(getattr(calibration, name).tolist(), 1):
+                row[f"{name}_{block}"] = value
+        self.epochs_log.add(row)
+        found = f", GT-Known {values['gt_known']:.1f} %" if "gt_known" in values else ""
+        print(
+            f"epoch {self.validated + 1}/{self.config.epochs}: loss {row['train_loss']:.3f}, "
+            f"{self.config.val_split} top-1 {values['top1_cls']:.1f} %{found}, "
+            f"{row['images_per_second']:.0f} images/s, {self._time_left()} left",
+            flush=True,
+        )
+
+    def _time_left(self) -> str:
+        """Of the training steps of the whole run, at the speed of this epoch."""
+        steps = self.config.epochs * self.loader.steps - self.step
+        seconds = steps * self.config.global_batch * self.meter.seconds / max(self.meter.images, 1)
+        return str(datetime.timedelta(seconds=round(seconds)))
+
+    def kept_model(self) -> str:
+        """The folder name of the model to evaluate: the best by the chosen metric, where it could be had."""
+        return f"best_{self.config.best_metric if self.config.best_metric in self.best else 'top1_cls'}"

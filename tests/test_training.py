@@ -1,0 +1,285 @@
+"""Configuration, optimiser, run folder and what a trainer refuses."""
+
+import csv
+import errno
+import math
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from data_folders import write_cub, write_folder
+from torch import nn
+
+from scm_fast import InputError, create_model, load_model
+from scm_fast.files import replacing
+from scm_fast.training import TrainConfig, Trainer, make_config, parse_config
+from scm_fast.training.optimization import build_optimizer, build_scheduler
+from scm_fast.training.run_folder import CsvLog
+from scm_fast.training.validation import evaluate_kept_model
+
+ROOT = Path(__file__).parent.parent
+BUILTIN = ROOT / "configs" / "builtin.yaml"
+RECIPES = sorted((ROOT / "configs").glob("*.yaml"))
+CPU = torch.device("cpu")
+TINY = {
+    "backbone": "vit_tiny_patch16_224",
+    "backbone_options": {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2},
+    "pretrained": False,
+    "image_size": 32,
+    "epochs": 1,
+    "warmup_epochs": 0,
+    "global_batch": 5,
+    "workers": 0,
+    "device": "cpu",
+    "report": False,
+}
+
+
+@pytest.fixture(scope="module")
+def cub(tmp_path_factory) -> str:
+    return str(write_cub(tmp_path_factory.mktemp("data") / "CUB"))
+
+
+def tiny(out: Path, data: str, **fields) -> TrainConfig:
+    return make_config({**TINY, "data": data, "out": str(out), **fields}, "test")
+
+
+class TestConfig:
+    def test_file_and_command_line(self, tmp_path):
+        file = tmp_path / "c.yaml"
+        file.write_text("lr: 3e-4\nglobal_batch: 32\ndata: birds\n")
+        given = [
+            "--config",
+            str(file),
+            "--global-batch",
+            "64",
+            "--calibration",
+            "{num_blocks: 2}",
+            "--compile",
+        ]
+        config = parse_config(given, BUILTIN)
+        assert (config.lr, config.global_batch, config.data) == (3e-4, 64, "birds")
+        assert config.calibration == {"num_blocks": 2}
+        assert config.compile is True
+
+    def test_every_field_is_an_option(self):
+        changed = {"lr": 0.5, "epochs": 7, "betas": [0.5, 0.6], "images": "photos", "skip_bad_images": True}
+        values = make_config({"preset": "official"}, "test").as_dict() | changed
+        options = [(f"--{name.replace('_', '-')}", yaml.safe_dump(value)) for name, value in values.items()]
+        config = parse_config([word for option in options for word in option], BUILTIN)
+        assert config.as_dict() == values
+
+    def test_without_arguments_it_is_the_builtin_set(self):
+        assert parse_config([], BUILTIN).data == "synthetic"
+        assert parse_config(["--method", "tscam"], BUILTIN).image_size == 96
+        assert parse_config(["--data", "birds"], BUILTIN).backbone == "deit_small_patch16_224"
+
+    def test_presets_fill_in_the_optimiser(self):
+        paper, official = make_config({}, "test"), make_config({"preset": "official"}, "test")
+        assert (paper.betas, paper.weight_decay, paper.drop_path_rate) == ((0.9, 0.99), 5e-4, 0.0)
+        assert (official.betas, official.weight_decay, official.drop_path_rate) == ((0.9, 0.999), 0.05, 0.1)
+        assert make_config({"preset": "official", "weight_decay": 0.1}, "test").weight_decay == 0.1
+
+    def test_saved_configuration_is_the_same(self, tmp_path):
+        config = make_config({"preset": "official", "calibration": {"num_blocks": 2}}, "test")
+        config.save(tmp_path / "config.yaml")
+        assert parse_config(["--config", str(tmp_path / "config.yaml")], BUILTIN) == config
+
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            (["--epoch", "3"], "unknown option 'epoch': did you mean 'epochs'"),
+            (["--method", "tscan"], "method 'tscan': did you mean 'tscam'"),
+            (["--best-metric", "gtknown"], "did you mean 'gt_known'"),
+            (["--lr", "-1"], "lr: input should be greater than 0, got -1"),
+            (["--epochs", "many"], "epochs: input should be a valid integer"),
+            (["--epochs", "2", "--warmup-epochs", "2"], "warmup_epochs: 2 leaves nothing of 2 epochs"),
+            (["--uncalibrated-epochs", "30"], "uncalibrated_epochs: 30 of 30 epochs"),
+            (["--protocol", "fixed"], "`protocol: fixed` and a `threshold` go together"),
+            (["--train-split", "trainval"], "trainval has the images of val_split in it"),
+            (["--resize", "200"], "resize: 200 is smaller than the crop"),
+        ],
+        ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    )
+    def test_mistakes_on_the_command_line(self, given, message):
+        with pytest.raises(InputError) as error:
+            parse_config(["--data", "x", *given], BUILTIN)
+        assert message in str(error.value)
+
+    def test_mistakes_in_a_file_name_it(self, tmp_path):
+        file = tmp_path / "mine.yaml"
+        file.write_text("global_bach: 32\n")
+        with pytest.raises(
+            InputError, match=r"mine\.yaml: unknown field 'global_bach': did you mean 'global_batch'"
+        ):
+            parse_config(["--config", str(file)], BUILTIN)
+        file.write_text("lr: [1\n")
+        with pytest.raises(InputError, match=r"mine\.yaml: not a YAML file"):
+            parse_config(["--config", str(file)], BUILTIN)
+        with pytest.raises(InputError, match=r"none\.yaml: cannot be read"):
+            parse_config(["--config", str(tmp_path / "none.yaml")], BUILTIN)
+
+    @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+    def test_recipes(self, recipe):
+        config = parse_config(["--config", str(recipe)], BUILTIN)
+        create_model(
+            config.backbone,
+            3,
+            preset=config.preset,
+            image_size=config.image_size,
+            backbone_options=config.backbone_options,
+            **config.calibration,
+        )
+
+
+class TestOptimization:
+    def test_groups_of_the_presets(self):
+        model = create_model(TINY["backbone"], 3, backbone_options=TINY["backbone_options"], image_size=32)
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+
+        def decays(preset: str) -> dict[str, float]:
+            groups = build_optimizer(model, make_config({"preset": preset}, "test")).param_groups
+            return {names[id(p)]: group["weight_decay"] for group in groups for p in group["params"]}
+
+        assert set(decays("paper").values()) == {5e-4}
+        official = decays("official")
+        assert official.keys() == set(names.values())
+        spared = {name for name, decay in official.items() if decay == 0}
+        assert {"backbone.pos_embed", "backbone.cls_token", "calibration.lam", "calibration.beta"} <= spared
+        assert "head.weight" not in spared
+        assert "head.bias" in spared
+
+    def test_schedule(self):
+        config = make_config({"lr": 1.0, "min_lr": 0.1, "epochs": 5, "warmup_epochs": 1}, "test")
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+        scheduler = build_scheduler(optimizer, config, steps_an_epoch=4)
+        rates = []
+        for _ in range(20):
+            rates.append(scheduler.get_last_lr()[0])
+            optimizer.step()
+            scheduler.step()
+        assert rates[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+        assert rates[12] == pytest.approx(0.1 + 0.9 / 2)  # half of the cosine
+        assert rates == sorted(rates[:5]) + sorted(rates[5:], reverse=True)
+        assert scheduler.get_last_lr()[0] == pytest.approx(0.1)
+
+    def test_uncalibrated_scm_is_tscam(self):
+        options = {"backbone_options": TINY["backbone_options"], "image_size": 32}
+        scm, tscam = (create_model(TINY["backbone"], 3, method, **options) for method in ("scm", "tscam"))
+        scm.load_state_dict(tscam.state_dict(), strict=False)
+        images = torch.randn(2, 3, 32, 32)
+        calibrated = scm.train()(images)
+        scm.set_calibrating(False)
+        assert torch.equal(scm(images), tscam.train()(images))
+        assert not torch.allclose(calibrated, tscam(images), rtol=1e-3)
+        scm.set_calibrating(True)
+        assert torch.equal(scm(images), calibrated)
+        scm(images).logsumexp(1).sum().backward()
+        assert scm.calibration.lam.grad.abs().sum() > 0
+
+
+class TestRunFolder:
+    def test_replacing_keeps_the_old_file_when_it_fails(self, tmp_path):
+        path = tmp_path / "file"
+        path.write_text("old")
+        with pytest.raises(OSError, match="full"), replacing(path) as partial:  # noqa: PT012
+            partial.write_text("half")
+            raise OSError(errno.ENOSPC, "full")
+        assert path.read_text() == "old"
+        assert os.listdir(tmp_path) == ["file"]
+
+    def test_log_forgets_what_will_be_written_again(self, tmp_path):
+        log = CsvLog(tmp_path / "log.csv")
+        for step in range(5):
+            log.add({"step": step, "loss": 0.1 * step})
+        with log.path.open("a") as file:
+            file.write("5")  # the run was killed here
+        log.keep_below("step", 3)
+        log.add({"step": 3, "loss": 7.0})
+        with log.path.open() as file:
+            assert [row["step"] for row in csv.DictReader(file)] == ["0", "1", "2", "3"]
+
+    def test_folder_that_cannot_be_written(self, tmp_path, cub):
+        (tmp_path / "taken").write_text("a file")
+        with pytest.raises(InputError, match=r"taken.*the run folder cannot be written"):
+            Trainer(tiny(tmp_path / "taken" / "run", cub), CPU)
+
+    def test_disk_without_room(self, tmp_path, cub, monkeypatch):
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 1000))
+        with pytest.raises(InputError, match=r"checkpoints need .* GB are free"):
+            Trainer(tiny(tmp_path / "run", cub), CPU)
+
+    def test_disk_that_fills_up(self, tmp_path, cub, monkeypatch):
+        trainer = Trainer(tiny(tmp_path / "run", cub), CPU)
+        trainer.save()
+        good = trainer.folder.checkpoint_file.read_bytes()
+
+        def full(state, path):
+            path.write_bytes(b"half of it")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(torch, "save", full)
+        with pytest.raises(
+            InputError, match=r"could not be written .*No space left.*last good one: .*checkpoint.pt"
+        ):
+            trainer.save()
+        assert trainer.folder.checkpoint_file.read_bytes() == good
+
+    def test_checkpoint_of_another_architecture(self, tmp_path, cub):
+        Trainer(tiny(tmp_path / "other", cub, backbone_options={"patch_size": 8, "embed_dim": 48, "depth": 1,
+                                                                 "num_heads": 2}), CPU).save()  # fmt: skip
+        Trainer(tiny(tmp_path / "run", cub), CPU).save()
+        shutil.copy(tmp_path / "other" / "checkpoint.pt", tmp_path / "run" / "checkpoint.pt")
+        with pytest.raises(
+            InputError, match=r"checkpoint\.pt does not fit the model.*missing in the file.*blocks\.1"
+        ):
+            Trainer(tiny(tmp_path / "run", cub, resume="auto"), CPU)
+
+
+class TestTrainer:
+    def test_wrong_folder(self, tmp_path):
+        with pytest.raises(InputError, match="nowhere: no such folder"):
+            Trainer(tiny(tmp_path / "run", str(tmp_path / "nowhere")), CPU)
+        assert not (tmp_path / "run").exists()
+
+    def test_batch_larger_than_the_data(self, tmp_path, cub):
+        with pytest.raises(InputError, match="do not fill one global batch of 50"):
+            Trainer(tiny(tmp_path / "run", cub, global_batch=50), CPU)
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"amp": "bf16", "clip_grad": 1.0},
+            {"channels_last": True, "grad_checkpointing": True, "method": "tscam"},
+            {"method": "cls", "preset": "official"},
+            {"backend": "reference", "protocol": "fixed", "threshold": 0.2, "micro_batch": 2},
+            {"protocol": "published", "val_split": "test", "best_metric": "gt_known_published"},
+        ],
+        ids=lambda fields: " ".join(f"{key}={value}" for key, value in fields.items()),
+    )
+    def test_options(self, tmp_path, cub, fields):
+        config = tiny(tmp_path / "run", cub, **fields)
+        trainer = Trainer(config, CPU)
+        before = trainer.model.head.weight.clone()
+        trainer.fit()
+        assert not torch.equal(before, trainer.model.head.weight)
+        kept = trainer.folder.path / trainer.kept_model()
+        assert kept.name == f"best_{config.best_metric}"
+        if config.threshold is not None:
+            assert load_model(kept).config.threshold == config.threshold
+        with trainer.epochs_log.path.open() as file:
+            assert math.isfinite(float(next(csv.DictReader(file))["train_loss"]))
+
+    def test_folder_without_boxes(self, tmp_path, capsys):
+        """Classification chooses the model, and there is no threshold."""
+        config = tiny(tmp_path / "run", str(write_folder(tmp_path / "pets")))
+        trainer = Trainer(config, CPU)
+        trainer.fit()
+        assert trainer.kept_model() == "best_top1_cls"
+        result = evaluate_kept_model(config, trainer.folder.path / "best_top1_cls", CPU, None)
+        assert set(result.metrics) == {"top1_cls", "top5_cls"}
+        assert load_model(trainer.folder.path / "last").config.threshold is None
+        assert "Top-1 classification" in capsys.readouterr().out

@@ -1,0 +1,234 @@
+"""Runs of train.py in real processes: several of them, killed ones, stopped ones, restarted ones."""
+
+import csv
+import multiprocessing
+import os
+import runpy
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+import yaml
+from data_folders import write_cub
+from safetensors.torch import load_file
+
+from scm_fast import load_model
+
+ROOT = Path(__file__).parent.parent
+# 21 training images: 4 steps of 5 an epoch, which two processes share as 3 + 2. Mid-epoch checkpoints; the
+# calibration sets in with the second epoch. No biases in the attention: that of the keys has no gradient but
+# rounding noise, which AdamW turns into steps of full length.
+CONFIG = {
+    "backbone": "vit_tiny_patch16_224",
+    "backbone_options": {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "qkv_bias": False},
+    "pretrained": False,
+    "image_size": 32,
+    "epochs": 2,
+    "uncalibrated_epochs": 1,
+    "warmup_epochs": 0,
+    "global_batch": 5,
+    "lr": 1e-3,
+    "workers": 0,
+    "device": "cpu",
+    "checkpoint_steps": 3,
+    "report": False,
+}
+FORKS = multiprocessing.get_context("forkserver")  # torch and timm are imported once, not in every process
+FORKS.set_forkserver_preload(["scm_fast.training", "scm_fast.training.validation", "timm"])
+
+
+class Run(NamedTuple):
+    folder: Path
+    status: int  # of the first process; negative if a signal ended it
+    said: str
+
+
+def _train(arguments: list[str], environment: dict[str, str], output: str) -> None:
+    """A process of a run."""
+    os.environ.update(environment)
+    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    torch.set_num_threads(1)
+    sys.argv = arguments
+    runpy.run_path(arguments[0], run_name="__main__")
+
+
+def launch(arguments: list[str], environment: dict[str, str], output: Path, processes: int) -> int:
+    """As torchrun does: when a process fails, the others are ended."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
+    started = []
+    for rank in range(processes):
+        place = {**group, "RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(processes)}
+        whole = environment | (place if processes > 1 else {})
+        started.append(FORKS.Process(target=_train, args=(arguments, whole, str(output))))
+        started[-1].start()
+    started[0].join(120)
+    for process in started[1:]:
+        process.join(30 if started[0].exitcode == 0 else 0)
+        process.kill()
+    assert started[0].exitcode is not None, output.read_text()
+    return started[0].exitcode
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory) -> Callable[..., Run]:
+    """start(name, options..., processes=, fault=, restarts=) runs train.py on a small CUB; with restarts, by
+    torchrun."""
+    folder = tmp_path_factory.mktemp("training")
+    data = write_cub(folder / "CUB")
+    (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG))
+
+    def run(name: str, *options: str, processes: int = 1, fault: str = "", restarts: int = 0) -> Run:
+        script = str(ROOT / "tests" / "train_with_fault.py" if fault else ROOT / "train.py")
+        given = ["--config", str(folder / "config.yaml"), "--data", str(data), "--out", str(folder / name)]
+        arguments = [script, *given, *options]
+        environment = {"OMP_NUM_THREADS": "1", "FAULT": fault}
+        if not restarts:
+            output = folder / f"{name} {len(list(folder.iterdir()))}.txt"
+            status = launch(arguments, environment, output, processes)
+            return Run(folder / name, status, output.read_text())
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--monitor-interval=0.2"]
+        torchrun += [f"--nproc-per-node={processes}", f"--max-restarts={restarts}"]
+        done = subprocess.run(
+            [*torchrun, *arguments],
+            env={**os.environ, **environment, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=240,
+        )
+        return Run(folder / name, done.returncode, done.stdout)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def one_process(start) -> Path:
+    return finished(start("one"))
+
+
+@pytest.fixture(scope="module")
+def two_processes(start) -> Path:
+    return finished(start("two", processes=2))
+
+
+def finished(run: Run) -> Path:
+    assert run.status == 0, run.said
+    return run.folder
+
+
+def steps(folder: Path) -> list[tuple[int, str]]:
+    """(step, loss as it was written, all digits)."""
+    with (folder / "steps.csv").open() as file:
+        return [(int(row["step"]), row["loss"]) for row in csv.DictReader(file)]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "last" / "model.safetensors")
+
+
+def assert_same_run(first: Path, second: Path) -> None:
+    """The same losses and the same parameters, bit for bit."""
+    assert steps(first) == steps(second)
+    assert [step for step, _ in steps(first)] == list(range(8))
+    for name, value in weights(first).items():
+        assert torch.equal(value, weights(second)[name]), name
+
+
+def assert_equal_runs(first: Path, second: Path) -> None:
+    """The same up to the order of float32 sums."""
+    for (_, loss), (_, other) in zip(steps(first), steps(second), strict=True):
+        assert float(loss) == pytest.approx(float(other), rel=1e-5)
+    for name, value in weights(first).items():
+        torch.testing.assert_close(weights(second)[name], value, rtol=1e-4, atol=2e-5, msg=name)
+
+
+def test_run_folder(one_process):
+    for name in ("last", "best_gt_known", "best_top1_cls"):
+        model = load_model(one_process / name)
+        assert 0 <= model.config.threshold < 1
+        assert model.config.class_names == ["001.Bird_0", "002.Bird_1", "003.Bird_2"]
+    saved = yaml.safe_load((one_process / "config.yaml").read_text())
+    assert saved["betas"] == [0.9, 0.99]  # resolved: the paper preset's
+    with (one_process / "log.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["epoch"] for row in rows] == ["0", "1"]
+    assert {float(rows[0][f"lam_{block}"]) for block in range(1, 5)} == {1.0}  # the first epoch has none
+    assert all(float(rows[1][f"lam_{block}"]) != 1.0 for block in range(1, 5))
+    assert (one_process / "evaluation" / "metrics.json").is_file()
+
+
+@pytest.mark.parametrize("micro_batch", ["1", "null"], ids=["accumulation", "whole share"])
+def test_two_processes_equal_one(start, one_process, two_processes, micro_batch):
+    two = two_processes
+    if micro_batch != "null":
+        two = finished(start("two accumulating", "--micro-batch", micro_batch, processes=2))
+        assert steps(two) != steps(two_processes)  # or it did not accumulate
+    assert_equal_runs(one_process, two)
+
+
+def test_accumulation_equals_one_batch(start, one_process):
+    assert_equal_runs(one_process, finished(start("one accumulating", "--micro-batch", "2")))
+
+
+def test_killed_run_resumes_bit_for_bit(start):
+    random_depth = ("--drop-path-rate", "0.3")  # draws from the random state, which must be restored
+    whole = finished(start("whole", *random_depth))
+    killed = start("killed", *random_depth, fault="SIGKILL:7:0")
+    assert killed.status == -9
+    assert len(steps(killed.folder)) == 7  # of which the last checkpoint knows six
+    resumed = start("killed", *random_depth, "--resume", "auto")
+    assert "resumed" in resumed.said
+    assert "step 6" in resumed.said
+    assert_same_run(whole, finished(resumed))
+
+
+def test_stopped_run_saves_a_checkpoint(start, one_process):
+    stopped = start("stopped", fault="SIGTERM:4:0")
+    assert stopped.status == 128 + 15, stopped.said
+    assert "Traceback" not in stopped.said
+    assert "stopped by SIGTERM after step 5" in stopped.said
+    assert_same_run(one_process, finished(start("stopped", "--resume", "auto")))
+
+
+def test_rank_that_dies_is_restarted_and_resumes(start, two_processes):
+    run = start("restarted", processes=2, fault="SIGKILL:5:1", restarts=1)
+    assert "resumed" in run.said
+    assert_same_run(two_processes, finished(run))
+
+
+def test_loss_that_is_no_number(start):
+    run = start("diverging", "--lr", "1e30", "--checkpoint-steps", "1", processes=2)
+    assert run.status == 1
+    message = run.said[run.said.index("train.py: ") :]
+    assert "at step 1 (epoch 0)" in message or "at step 2 (epoch 0)" in message
+    assert "checkpoint.pt" in message
+    assert message.count(".jpg") == 5  # of both processes
+    assert all(value.isfinite().all() for value in weights(run.folder).values())
+
+
+def test_more_processes_than_images(start):
+    run = start("crowded", "--global-batch", "1", processes=2)
+    assert run.status == 2
+    assert "a global batch of 1 images is too small for 2 processes" in run.said
+    assert not run.folder.exists()
+
+
+def test_folder_with_another_run(start, one_process):
+    untouched = (one_process / "checkpoint.pt").read_bytes()
+    again = start("one")
+    assert again.status == 2
+    assert "--resume auto" in again.said
+    other = start("one", "--resume", "auto", "--backbone", "vit_small_patch16_224")
+    assert other.status == 2
+    assert "backbone was 'vit_tiny_patch16_224' and is now 'vit_small_patch16_224'" in other.said
+    assert (one_process / "checkpoint.pt").read_bytes() == untouched
