@@ -117,17 +117,21 @@ def _backward(
     H, W = S.shape[2:]
     inverse = inverse_norm.flatten(1).unsqueeze(1)  # [B, 1, N]
     right, down, own = (c.unsqueeze(1) for c in _edge_terms(dedges, edges))
+    # |v_i| dv_i takes so much of v_i itself and of its four neighbours. The last factor, 1/|v_i|, comes at the
+    # end: the product of two inverse norms may overflow.
+    own = own * inverse
+    of_right, of_left = right * inverse[..., 1:], right * inverse[..., :-1]
+    of_lower, of_upper = down * inverse[..., W:], down * inverse[..., :-W]
     dS = torch.empty_like(S)
     in_place = S.dtype == edges.dtype and _grid_is_flat(S)
     for images in image_chunks(S):
         v = S[images].flatten(2).to(edges.dtype)  # [b, C, N]
         dv = dS[images].flatten(2) if in_place else torch.empty_like(v)
-        u = v * inverse[images]
-        torch.mul(u, own[images], out=dv)
-        dv[..., :-1].addcmul_(right[images], u[..., 1:])
-        dv[..., 1:].addcmul_(right[images], u[..., :-1])
-        dv[..., :-W].addcmul_(down[images], u[..., W:])
-        dv[..., W:].addcmul_(down[images], u[..., :-W])
+        torch.mul(v, own[images], out=dv)
+        dv[..., :-1].addcmul_(of_right[images], v[..., 1:])
+        dv[..., 1:].addcmul_(of_left[images], v[..., :-1])
+        dv[..., :-W].addcmul_(of_lower[images], v[..., W:])
+        dv[..., W:].addcmul_(of_upper[images], v[..., :-W])
         dv.mul_(inverse[images])
         if weight is not None and dpooled is not None:
             dv.addcmul_(
