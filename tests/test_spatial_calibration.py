@@ -18,6 +18,10 @@ from calibration_checks import (
 )
 
 from scm_fast import InputError, SpatialCalibration, reference, use_backend
+from scm_fast.ops.calibration import calibration_op
+from scm_fast.ops.edge_similarity import edge_similarity
+from scm_fast.ops.laplacian import laplacian
+from scm_fast.ops.newton_schulz import newton_schulz, newton_schulz_apply
 from scm_fast.ops.spatial_calibration import spatial_calibration_backward_op, spatial_calibration_op
 
 GRIDS = [(14, 14), (16, 16), (7, 13), (1, 5), (5, 1)]
@@ -273,6 +277,35 @@ def test_compiles_to_one_graph(backend):
     expected, actual = results(scm, S, F), results(compiled, S, F)
     for name in expected:
         torch.testing.assert_close(actual[name], expected[name], rtol=1e-9, atol=1e-9)
+
+
+def each_op(backend):
+    """A small call of every op, as a function of one tensor."""
+    S, F = (x.to(device_of(backend)) for x in random_maps(1, 3, (2, 3)))
+    edges = edge_similarity(S, backend)
+    L = laplacian(edges, torch.ones((), dtype=S.dtype, device=S.device), backend)
+    lam = torch.ones(2, dtype=S.dtype, device=S.device)
+    settings = ([1, 1], [False, True], 0.002, False, backend)
+    return {
+        "edge_similarity": (lambda x: edge_similarity(x, backend), S),
+        "laplacian": (lambda x: laplacian(x, lam[0], backend), edges),
+        "newton_schulz": (lambda x: newton_schulz(x, 2, 0.1, backend=backend), L),
+        "newton_schulz_apply": (lambda x: newton_schulz_apply(x, F.flatten(1), 2, 0.1, backend=backend), L),
+        "calibration": (lambda x: calibration_op(x, edges, lam, lam, *settings)[1], F),
+    }
+
+
+@pytest.mark.parametrize("name", each_op("torch"))
+@pytest.mark.parametrize("backend", KERNELS)
+def test_every_op_compiles_to_one_graph(backend, name):
+    function, given = each_op(backend)[name]
+    found = []
+    for call in (function, torch.compile(function, fullgraph=True, backend="aot_eager")):
+        given = given.detach().requires_grad_()
+        output = call(given)
+        output.square().sum().backward()
+        found.append((output.detach(), given.grad))
+    torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize("dense", [[False, False], [True, False]], ids=["stencil", "dense"])
