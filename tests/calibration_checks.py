@@ -62,6 +62,16 @@ def beta_terms(scm: SpatialCalibration, S: Tensor, F: Tensor, seed: int = 1) -> 
     return beta.grad.abs().sum((1, 2))
 
 
+def is_smooth(scm: SpatialCalibration, S: Tensor, F: Tensor) -> bool:
+    """Whether no two tokens share a block's smallest or largest value, but for rounding.
+
+    There the gradient is a choice, which rounding makes. With one class cosines are 1 or -1, and such ties common.
+    """
+    filtered = scm.trace(S, F).filtered
+    ordered = torch.stack(filtered).flatten(2).sort(-1).values
+    return bool((ordered.diff(dim=-1)[..., [0, -1]] > 1e-9).all())
+
+
 def assert_equal_to_reference(
     scm: SpatialCalibration, S: Tensor, F: Tensor, atol: float = 1e-10, gradient_atol: float = 1e-8
 ) -> None:
@@ -69,10 +79,14 @@ def assert_equal_to_reference(
     settings = {"alpha": scm.alpha, "detach_init": scm.detach_init}
     expected = results(module("reference", scm.iterations, **settings), S.cpu(), F.cpu())
     actual = results(scm, S, F)
-    for name in (*OUTPUTS, "dS", "dF", "dlam"):
+    smooth = is_smooth(module("reference", scm.iterations, **settings), S.cpu(), F.cpu())
+    assert smooth or S.shape[1] == 1  # for other maps the gradients are always compared
+    for name in (*OUTPUTS, "dS", "dF", "dlam") if smooth else OUTPUTS:
         tolerance = (atol if name in OUTPUTS else gradient_atol) * max(1.0, expected[name].abs().max())
         difference = (actual[name] - expected[name]).abs().max()
         assert difference <= tolerance, f"{name} differs by {difference:.1e}"
+    if not smooth:
+        return
     scale = beta_terms(module("reference", scm.iterations, **settings), S.cpu(), F.cpu())
     excess = (actual["dbeta"] - expected["dbeta"]).abs() / (scale + 1e-300)
     assert (excess <= gradient_atol).all(), f"dbeta differs by {excess.max():.1e} of its cancelling terms"
