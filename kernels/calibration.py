@@ -19,19 +19,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-
-@triton.jit
-def _load(p_x, N, BLOCK: tl.constexpr):
-    """A field of N tokens; 0 in the lanes beyond. Pointers stay scalar until here, to spare registers."""
-    o = tl.arange(0, BLOCK)
-    return tl.load(p_x + o, mask=o < N, other=0.0)
-
-
-@triton.jit
-def _store(p_x, b_x, N, BLOCK: tl.constexpr):
-    o = tl.arange(0, BLOCK)
-    tl.store(p_x + o, b_x, mask=o < N)
-
+from .fields import (
+    above,
+    below,
+    divide_or_zero,
+    extent,
+    left_of,
+    load_field,
+    load_strided_field,
+    min_max,
+    min_max_backward,
+    right_of,
+    share_gradient,
+    store_field,
+    tanhshrink,
+    tanhshrink_slope,
+)
 
 # What a program keeps of its image in scratch memory, a slot of BLOCK lanes each. One base address serves all of
 # them, so that addresses take no registers of their own. MATRIX, DOUT and SUMS are used unless RESIDENT.
@@ -71,36 +74,15 @@ def _get(kept, RESIDENT: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _right(b_x, BLOCK: tl.constexpr):
-    """x_{i+1}. At the rim this and the three below give some token's value, which has weight 0."""
-    return tl.gather(b_x, tl.minimum(tl.arange(0, BLOCK) + 1, BLOCK - 1), 0)
-
-
-@triton.jit
-def _left(b_x, BLOCK: tl.constexpr):
-    return tl.gather(b_x, tl.maximum(tl.arange(0, BLOCK) - 1, 0), 0)
-
-
-@triton.jit
-def _down(b_x, W, BLOCK: tl.constexpr):
-    return tl.gather(b_x, tl.minimum(tl.arange(0, BLOCK) + W, BLOCK - 1), 0)
-
-
-@triton.jit
-def _up(b_x, W, BLOCK: tl.constexpr):
-    return tl.gather(b_x, tl.maximum(tl.arange(0, BLOCK) - W, 0), 0)
-
-
-@triton.jit
 def _apply(b_x, M, W, RESIDENT: tl.constexpr, BLOCK: tl.constexpr):
     """M x; M = (diagonal, right, left, down, up), each kept by `_keep`."""
     if not RESIDENT:
         tl.debug_barrier()  # or one load of M would serve several products, and stay in registers between
     b_y = _get(M[0], RESIDENT, BLOCK) * b_x
-    b_y += _get(M[1], RESIDENT, BLOCK) * _right(b_x, BLOCK)
-    b_y += _get(M[2], RESIDENT, BLOCK) * _left(b_x, BLOCK)
-    b_y += _get(M[3], RESIDENT, BLOCK) * _down(b_x, W, BLOCK)
-    b_y += _get(M[4], RESIDENT, BLOCK) * _up(b_x, W, BLOCK)
+    b_y += _get(M[1], RESIDENT, BLOCK) * right_of(b_x, BLOCK)
+    b_y += _get(M[2], RESIDENT, BLOCK) * left_of(b_x, BLOCK)
+    b_y += _get(M[3], RESIDENT, BLOCK) * below(b_x, W, BLOCK)
+    b_y += _get(M[4], RESIDENT, BLOCK) * above(b_x, W, BLOCK)
     return b_y
 
 
@@ -115,7 +97,7 @@ def _has_right(H, W, DTYPE: tl.constexpr, BLOCK: tl.constexpr):
 def _degree(b_has_right, N, W, BLOCK: tl.constexpr):
     """How many neighbours each token has."""
     o = tl.arange(0, BLOCK)
-    b_has_left = tl.where(o > 0, _left(b_has_right, BLOCK), 0.0)
+    b_has_left = tl.where(o > 0, left_of(b_has_right, BLOCK), 0.0)
     return b_has_right + b_has_left + tl.where(o < N - W, 1.0, 0.0) + tl.where((o < N) & (o >= W), 1.0, 0.0)
 
 
@@ -124,8 +106,8 @@ def _write_grid(p_slots, p_edges, H, W, DTYPE: tl.constexpr, BLOCK: tl.constexpr
     """Fill the slots that `_matrix` reads; p_edges points to the (2, H, W) edges of the image."""
     N = H * W
     _write(p_slots, HAS_RIGHT, _has_right(H, W, DTYPE, BLOCK), BLOCK)
-    _write(p_slots, EDGES, _load(p_edges, N, BLOCK), BLOCK)
-    _write(p_slots, EDGES + 1, _load(p_edges + N, N, BLOCK), BLOCK)
+    _write(p_slots, EDGES, load_field(p_edges, N, BLOCK), BLOCK)
+    _write(p_slots, EDGES + 1, load_field(p_edges + N, N, BLOCK), BLOCK)
 
 
 @triton.jit
@@ -135,8 +117,8 @@ def _matrix(p_slots, lam, scale: tl.constexpr, N, W, RESIDENT: tl.constexpr, BLO
     b_has_right = _read(p_slots, HAS_RIGHT, BLOCK)
     b_right = b_has_right * (scale * (1 - lam * _read(p_slots, EDGES, BLOCK)))
     b_down = tl.where(o < N - W, scale * (1 - lam * _read(p_slots, EDGES + 1, BLOCK)), 0.0)
-    b_left = tl.where(o > 0, _left(b_right, BLOCK), 0.0)
-    b_up = tl.where(o >= W, _up(b_down, W, BLOCK), 0.0)
+    b_left = tl.where(o > 0, left_of(b_right, BLOCK), 0.0)
+    b_up = tl.where(o >= W, above(b_down, W, BLOCK), 0.0)
     p_matrix = p_slots + MATRIX * BLOCK
     return (
         _keep(_degree(b_has_right, N, W, BLOCK) * (scale * (lam - 1)), p_matrix, RESIDENT, BLOCK),
@@ -145,65 +127,6 @@ def _matrix(p_slots, lam, scale: tl.constexpr, N, W, RESIDENT: tl.constexpr, BLO
         _keep(b_down, p_matrix + 3 * BLOCK, RESIDENT, BLOCK),
         _keep(b_up, p_matrix + 4 * BLOCK, RESIDENT, BLOCK),
     )
-
-
-@triton.jit
-def _extent(b_x, m):
-    """Smallest and largest value of a field; both NaN if one of its values is."""
-    poison = tl.sum(tl.where(m, b_x - b_x, 0.0), 0)
-    low = tl.min(tl.where(m, b_x, float("inf")), 0)
-    high = tl.max(tl.where(m, b_x, float("-inf")), 0)
-    return low + poison, high + poison
-
-
-@triton.jit
-def _divide_or_zero(x, y):
-    return tl.where(y == 0, 0.0, x / tl.where(y == 0, 1.0, y))
-
-
-@triton.jit
-def _min_max(b_x, m):
-    low, high = _extent(b_x, m)
-    return tl.where(m, _divide_or_zero(b_x - low, high - low), 0.0)
-
-
-@triton.jit
-def _share(b_chosen, gradient):
-    """`gradient` of an extreme, shared evenly by the tokens that attain it."""
-    chosen = b_chosen.to(gradient.dtype)
-    return chosen * (gradient / tl.maximum(tl.sum(chosen, 0), 1.0))
-
-
-@triton.jit
-def _min_max_backward(b_dy, b_x, b_y, m):
-    low, high = _extent(b_x, m)
-    scaled = _divide_or_zero(b_dy, high - low)
-    to_low = tl.sum(scaled * (b_y - 1), 0)
-    to_high = -tl.sum(scaled * b_y, 0)
-    return scaled + _share(m & (b_x == low), to_low) + _share(m & (b_x == high), to_high)
-
-
-@triton.jit
-def _tanhshrink(b_z, LEVELS: tl.constexpr):
-    """z - tanh(z), by a continued fraction where |z| <= 1; see `scm_fast.ops.fields.tanhshrink`."""
-    small = tl.abs(b_z) <= 1
-    square = tl.where(small, b_z * b_z, 0.0)
-    fraction = tl.zeros_like(square)
-    for step in tl.static_range(LEVELS):
-        fraction = square / (2 * (LEVELS - step) + 1 + fraction)
-    return tl.where(small, b_z / (1 + fraction) * fraction, b_z - (2 * tl.sigmoid(2 * b_z) - 1))
-
-
-@triton.jit
-def _tanhshrink_slope(b_z, b_t):
-    """tanh(z)^2 from z and t = z - tanh(z); where the difference would lose digits, tanh(z)^2 is 1."""
-    return tl.where(tl.abs(b_z) > 16, 1.0, (b_z - b_t) * (b_z - b_t))
-
-
-@triton.jit
-def _load_F(p_F, stride_h, stride_w, m, W, DTYPE: tl.constexpr, BLOCK: tl.constexpr):
-    o = tl.arange(0, BLOCK)
-    return tl.load(p_F + (o // W) * stride_h + (o % W) * stride_w, mask=m, other=0.0).to(DTYPE)
 
 
 @triton.jit
@@ -243,8 +166,8 @@ def calibration_forward_kernel(
     m = tl.arange(0, BLOCK) < N
     p_slots = scratch + i_b * slots * BLOCK
     _write_grid(p_slots, edges + i_b * 2 * N, H, W, DTYPE, BLOCK)
-    b_raw = _load_F(F + i_b * stride_b, stride_h, stride_w, m, W, DTYPE, BLOCK)
-    _write(p_slots, ENTERING, _min_max(b_raw, m) if NORMALISE else b_raw, BLOCK)
+    b_raw = load_strided_field(F + i_b * stride_b, stride_h, stride_w, m, W, DTYPE, BLOCK)
+    _write(p_slots, ENTERING, min_max(b_raw, m) if NORMALISE else b_raw, BLOCK)
     _write(p_slots, GAIN, tl.full([BLOCK], 1.0, DTYPE), BLOCK)
     tl.debug_barrier()  # here and below: a slot is read after all threads of the program have written it
     for i_l in tl.range(NUM_BLOCKS, disable_licm=True):
@@ -257,15 +180,15 @@ def calibration_forward_kernel(
             b_r -= _apply(b_y, M, W, RESIDENT, BLOCK)
             b_sum += b_r
         b_F = _read(p_slots, ENTERING, BLOCK)
-        _, peak = _extent(b_F, m)
-        b_t = _tanhshrink(_divide_or_zero(b_sum, beta_l * peak), LEVELS)
-        b_f = _min_max(b_t, m)
-        _store(f + (i_b * NUM_BLOCKS + i_l) * N, b_f, N, BLOCK)
+        _, peak = extent(b_F, m)
+        b_t = tanhshrink(divide_or_zero(b_sum, beta_l * peak), LEVELS)
+        b_f = min_max(b_t, m)
+        store_field(f + (i_b * NUM_BLOCKS + i_l) * N, b_f, N, BLOCK)
         _write(p_slots, ENTERING, _read(p_slots, ENTERING, BLOCK) + b_f, BLOCK)
         _write(p_slots, GAIN, _read(p_slots, GAIN, BLOCK) * (1 + b_f), BLOCK)
         tl.debug_barrier()
-    _store(attention + i_b * N, _read(p_slots, ENTERING, BLOCK), N, BLOCK)
-    _store(gain + i_b * N, _read(p_slots, GAIN, BLOCK), N, BLOCK)
+    store_field(attention + i_b * N, _read(p_slots, ENTERING, BLOCK), N, BLOCK)
+    store_field(gain + i_b * N, _read(p_slots, GAIN, BLOCK), N, BLOCK)
 
 
 @triton.jit
@@ -278,8 +201,8 @@ def _add_entries(sums, b_dy, b_x, W, RESIDENT: tl.constexpr, BLOCK: tl.constexpr
     """The gradient of M's (diagonal, right, down) entries from y = M x: dy_i x_i and dy_i x_j + dy_j x_i."""
     return (
         _accumulate(sums[0], b_dy * b_x, RESIDENT, BLOCK),
-        _accumulate(sums[1], b_dy * _right(b_x, BLOCK) + _right(b_dy, BLOCK) * b_x, RESIDENT, BLOCK),
-        _accumulate(sums[2], b_dy * _down(b_x, W, BLOCK) + _down(b_dy, W, BLOCK) * b_x, RESIDENT, BLOCK),
+        _accumulate(sums[1], b_dy * right_of(b_x, BLOCK) + right_of(b_dy, BLOCK) * b_x, RESIDENT, BLOCK),
+        _accumulate(sums[2], b_dy * below(b_x, W, BLOCK) + below(b_dy, W, BLOCK) * b_x, RESIDENT, BLOCK),
     )
 
 
@@ -327,21 +250,21 @@ def calibration_backward_kernel(
     p_slots = scratch + i_b * slots * BLOCK
     recurrence = FILTERED + NUM_BLOCKS
 
-    b_raw = _load_F(F + i_b * stride_b, stride_h, stride_w, m, W, DTYPE, BLOCK)
+    b_raw = load_strided_field(F + i_b * stride_b, stride_h, stride_w, m, W, DTYPE, BLOCK)
     _write(p_slots, RAW, b_raw, BLOCK)
-    _write(p_slots, NORMALISED, _min_max(b_raw, m) if NORMALISE else b_raw, BLOCK)
+    _write(p_slots, NORMALISED, min_max(b_raw, m) if NORMALISE else b_raw, BLOCK)
     _write_grid(p_slots, edges + i_b * 2 * N, H, W, DTYPE, BLOCK)
     _write(p_slots, DEDGES, b_zero, BLOCK)
     _write(p_slots, DEDGES + 1, b_zero, BLOCK)
     if dattention is None:
         _write(p_slots, DF, b_zero, BLOCK)
     else:
-        _write(p_slots, DF, _load(dattention + i_b * N, N, BLOCK), BLOCK)
+        _write(p_slots, DF, load_field(dattention + i_b * N, N, BLOCK), BLOCK)
     b_dgain = b_zero
     if dgain is not None:
-        b_dgain = _load(dgain + i_b * N, N, BLOCK)
+        b_dgain = load_field(dgain + i_b * N, N, BLOCK)
     for i_l in range(NUM_BLOCKS):
-        b_f = _load(f + (i_b * NUM_BLOCKS + i_l) * N, N, BLOCK)
+        b_f = load_field(f + (i_b * NUM_BLOCKS + i_l) * N, N, BLOCK)
         b_dgain *= 1 + b_f
         _write(p_slots, FILTERED + i_l, b_f, BLOCK)
     _write(p_slots, GAIN, b_dgain, BLOCK)
@@ -371,22 +294,22 @@ def calibration_backward_kernel(
         tl.debug_barrier()
 
         # The filter. gain = prod (1 + f_l), so df_l takes dgain * gain / (1 + f_l).
-        _, peak = _extent(_read(p_slots, ENTERING, BLOCK), m)
+        _, peak = extent(_read(p_slots, ENTERING, BLOCK), m)
         threshold = beta_l * peak
-        b_z = _divide_or_zero(b_sum, threshold)
-        b_t = _tanhshrink(b_z, LEVELS)
+        b_z = divide_or_zero(b_sum, threshold)
+        b_t = tanhshrink(b_z, LEVELS)
         tl.debug_barrier()
         b_f = _read(p_slots, FILTERED + i_l, BLOCK)
         b_df = _read(p_slots, DF, BLOCK) + _read(p_slots, GAIN, BLOCK) / (1 + b_f)
-        b_dz = _min_max_backward(b_df, b_t, b_f, m) * _tanhshrink_slope(b_z, b_t)
-        dthreshold = -_divide_or_zero(tl.sum(b_dz * b_z, 0), threshold)
+        b_dz = min_max_backward(b_df, b_t, b_f, m) * tanhshrink_slope(b_z, b_t)
+        dthreshold = -divide_or_zero(tl.sum(b_dz * b_z, 0), threshold)
         tl.store(dparameters + (i_b * 2 + 1) * NUM_BLOCKS + i_l, dthreshold * peak)
         tl.debug_barrier()
-        b_share = _share(m & (_read(p_slots, ENTERING, BLOCK) == peak), dthreshold * beta_l)
+        b_share = share_gradient(m & (_read(p_slots, ENTERING, BLOCK) == peak), dthreshold * beta_l)
         _write(p_slots, DF, _read(p_slots, DF, BLOCK) + b_share, BLOCK)
 
         # The recurrence walked back: see `scm_fast.ops.stencil.StencilDiffusion.backward`.
-        b_dr = _divide_or_zero(b_dz, threshold)
+        b_dr = divide_or_zero(b_dz, threshold)
         dout = _keep(b_dr, p_slots + DOUT * BLOCK, RESIDENT, BLOCK)
         sums = (
             _keep(b_zero, p_slots + SUMS * BLOCK, RESIDENT, BLOCK),
@@ -421,13 +344,13 @@ def calibration_backward_kernel(
         tl.store(dparameters + i_b * 2 * NUM_BLOCKS + i_l, dlam)
 
     tl.debug_barrier()
-    _store(dedges + i_b * 2 * N, _read(p_slots, DEDGES, BLOCK), N, BLOCK)
-    _store(dedges + i_b * 2 * N + N, _read(p_slots, DEDGES + 1, BLOCK), N, BLOCK)
+    store_field(dedges + i_b * 2 * N, _read(p_slots, DEDGES, BLOCK), N, BLOCK)
+    store_field(dedges + i_b * 2 * N + N, _read(p_slots, DEDGES + 1, BLOCK), N, BLOCK)
     b_dF = _read(p_slots, DF, BLOCK)
     if NORMALISE:
         b_F = _read(p_slots, NORMALISED, BLOCK)
-        b_dF = _min_max_backward(b_dF, _read(p_slots, RAW, BLOCK), b_F, m)
-    _store(dF + i_b * N, b_dF, N, BLOCK)
+        b_dF = min_max_backward(b_dF, _read(p_slots, RAW, BLOCK), b_F, m)
+    store_field(dF + i_b * N, b_dF, N, BLOCK)
 
 
 def _launch_options(grid: Sequence[int], dtype: torch.dtype) -> dict:

@@ -15,6 +15,7 @@ from calibration_checks import (
     module,
     random_maps,
     results,
+    smooth_maps,
 )
 
 from scm_fast import InputError, SpatialCalibration, reference, use_backend
@@ -42,8 +43,8 @@ def grid_name(grid: tuple[int, int]) -> str:
 @pytest.mark.parametrize("method", ["stencil", "dense"])
 def test_torch_equals_reference(poisoned_memory, method, grid, iterations, detach_init):
     for batch, classes in ((1, 7), (3, 1), (1, 200), (3, 200)):
-        S, F = random_maps(batch, classes, grid)
         scm = module("torch", iterations, method=method, detach_init=detach_init)
+        S, F = smooth_maps(scm, batch, classes, grid)
         assert_equal_to_reference(scm, S, F)
 
 

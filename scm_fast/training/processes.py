@@ -12,15 +12,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
+from ..devices import resolve_device
 from ..errors import InputError
 
 
 def start_processes(device: str) -> torch.device:
     """Join the other processes if torchrun started this one; gives the device of this process."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise InputError(f"device {device}: this machine has no GPU that PyTorch can use")
+    device = str(resolve_device(None if device == "auto" else device))
     if "LOCAL_RANK" not in os.environ:
         return torch.device(device)
     if device == "cuda":
