@@ -1,10 +1,12 @@
 """The built-in data set: nothing to download, drawn from a seed, the same bytes on every machine.
 
-Each image shows one creature on a cluttered background. Its body (three overlapping ellipses with stripes,
-checks or spots in muted colours) says nothing about the class: shape, texture and colours are drawn alike
-for all classes. A small badge on it, a disc of one saturated colour within a ring of another, is all that
-tells the classes apart. The box covers the whole creature. So a classifier needs to look at the badge
-alone, and what it looks at is far smaller than the object: the partial activation problem, in miniature.
+Each image shows one creature on a cluttered background. A small badge on it, a disc of one saturated colour
+within a ring of another, decides the class. Shape and texture of the body (three overlapping ellipses with
+stripes, checks or spots in muted colours) are drawn alike for all classes; only a faint tint, the disc's,
+narrows them down to three, as a bird's plumage does. The box covers the whole creature. So a classifier needs
+to look at the badge alone, and what it looks at is far smaller than the object: the partial activation
+problem, in miniature. Without the tint labels would say nothing about the body, and no method that is trained
+on them could know that it belongs to the object.
 
 Creatures vary in size, aspect and place; images in which they would sit in the middle and fill the frame
 are no more likely than others, so a fixed box in the middle scores low.
@@ -102,7 +104,8 @@ def draw_image(random: RandomStream, label: int) -> tuple[np.ndarray, tuple[floa
     occupied = np.zeros((SIZE, SIZE), bool)
     # Brighter or darker than the background by enough to stand out, with a texture of its own.
     step = random.integer(55, 85)
-    badge = _draw_body(random, image, occupied, grey + step if grey < 128 else grey - step)
+    body = grey + step if grey < 128 else grey - step
+    badge = _draw_body(random, image, occupied, body, _tint(label))
     _draw_badge(random, image, occupied, badge, label)
     image += random.integers(-10, 11, SIZE, SIZE, 1).astype(np.int16)  # grain
 
@@ -162,7 +165,15 @@ def _clouds(random: RandomStream, cells: int) -> np.ndarray:
     return (rows[:, cell] * (256 - fraction) + rows[:, cell + 1] * fraction) >> 16
 
 
-def _draw_body(random: RandomStream, image: np.ndarray, occupied: np.ndarray, grey: int) -> tuple[int, int]:
+def _tint(label: int) -> np.ndarray:
+    """(3,) to be added to the body's colours: a share of the disc's saturation."""
+    disc = np.array(BADGE_COLOURS[CLASS_NAMES[label].split()[0]], np.int16)
+    return (disc - disc.sum() // 3) * 2 // 9
+
+
+def _draw_body(
+    random: RandomStream, image: np.ndarray, occupied: np.ndarray, grey: int, tint: np.ndarray
+) -> tuple[int, int]:
     """Draws a creature: an ellipse with a lobe at either end. Gives (x, y) of its badge, near one end."""
     direction = random.integer(0, 16)
     cos, sin = _COSINES[direction], _SINES[direction]
@@ -177,7 +188,7 @@ def _draw_body(random: RandomStream, image: np.ndarray, occupied: np.ndarray, gr
         b = breadth * (10 if end == 0 else random.integer(6, 11)) // 10
         middle = end * (length - a) * 16
         mask |= ((along - middle) * b) ** 2 + (across * a) ** 2 <= (16 * a * b) ** 2
-    light, dark = _muted(random, grey + 14), _muted(random, grey - 14)
+    light, dark = _muted(random, grey + 14) + tint, _muted(random, grey - 14) + tint
     texture = _texture(random, window)
     image[window.frame][mask] = np.where(texture[mask][:, None], light, dark)
     occupied[window.frame] |= mask
