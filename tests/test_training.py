@@ -5,6 +5,7 @@ import errno
 import math
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,8 @@ from torch import nn
 from scm_fast import InputError, create_model, load_model
 from scm_fast.files import replacing
 from scm_fast.training import TrainConfig, Trainer, make_config, parse_config
+from scm_fast.training.logs import CsvLog
 from scm_fast.training.optimization import build_optimizer, build_scheduler
-from scm_fast.training.run_folder import CsvLog
 from scm_fast.training.validation import evaluate_kept_model
 
 ROOT = Path(__file__).parent.parent
@@ -202,6 +203,19 @@ class TestRunFolder:
         with log.path.open() as file:
             assert [row["step"] for row in csv.DictReader(file)] == ["0", "1", "2", "3"]
 
+    def test_run_that_never_came_to_a_checkpoint_starts_its_logs_anew(self, tmp_path, cub):
+        for _ in range(2):
+            trainer = Trainer(tiny(tmp_path / "run", cub, epochs=2), CPU)
+            trainer.logs.add_step({"step": 0, "loss": 1.0})  # and the process is killed
+        assert (tmp_path / "run" / "steps.csv").read_text().splitlines() == ["step,loss", "0,1.0"]
+
+    def test_tensorboard_that_is_not_installed(self, tmp_path, cub, monkeypatch):
+        monkeypatch.setitem(sys.modules, "tensorboard", None)  # importing it fails
+        with pytest.raises(InputError, match=r"--tensorboard needs tensorboard.*scm-fast\[tensorboard\]"):
+            Trainer(tiny(tmp_path / "run", cub, tensorboard=True), CPU)
+        assert not (tmp_path / "run").exists()
+        Trainer(tiny(tmp_path / "run", cub), CPU)
+
     def test_folder_that_cannot_be_written(self, tmp_path, cub):
         (tmp_path / "taken").write_text("a file")
         with pytest.raises(InputError, match=r"taken.*the run folder cannot be written"):
@@ -270,7 +284,7 @@ class TestTrainer:
         assert kept.name == f"best_{config.best_metric}"
         if config.threshold is not None:
             assert load_model(kept).config.threshold == config.threshold
-        with trainer.epochs_log.path.open() as file:
+        with (trainer.folder.path / "log.csv").open() as file:
             assert math.isfinite(float(next(csv.DictReader(file))["train_loss"]))
 
     def test_folder_without_boxes(self, tmp_path, capsys):

@@ -200,6 +200,27 @@ def test_stopped_run_saves_a_checkpoint(start, one_process):
     assert_same_run(one_process, finished(start("stopped", "--resume", "auto")))
 
 
+@pytest.mark.parametrize("killed", [False, True], ids=["whole", "killed and resumed"])
+def test_tensorboard_has_every_point_of_the_logs_once(start, killed):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    options = (f"tensorboard {killed}", "--tensorboard")
+    if killed:
+        assert start(*options, fault="SIGKILL:7:0").status == -9
+    folder = finished(start(*options, "--resume", "auto", processes=1 if killed else 2))
+    for log, place, tags in (
+        ("steps", "step", {"step/loss": "loss", "step/lr": "lr", "step/gradient_norm": "gradient_norm"}),
+        ("log", "epoch", {"epoch/train_loss": "train_loss", "epoch/gt_known": "gt_known", "lam/4": "lam_4",
+                          "epoch/threshold": "threshold", "epoch/top1_cls": "top1_cls", "beta/1": "beta_1"}),
+    ):  # fmt: skip
+        events = accumulator.EventAccumulator(str(folder / "tensorboard" / f"{place}s")).Reload()
+        with (folder / f"{log}.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        assert len(events.Tags()["scalars"]) == len(rows[0]) - 1  # all columns but the place
+        for tag, column in tags.items():
+            points = [(event.step, event.value) for event in events.Scalars(tag)]
+            assert points == [(int(row[place]), pytest.approx(float(row[column]))) for row in rows], tag
+
+
 def test_rank_that_dies_is_restarted_and_resumes(start, two_processes):
     run = start("restarted", processes=2, fault="SIGKILL:5:1", restarts=1)
     assert "resumed" in run.said

@@ -96,6 +96,7 @@ class TrainConfig:
     # Run
     out: str | None = option(None, "run folder; null: runs/<data>-<backbone>-<method>")
     resume: Literal["no", "auto"] = option("no", "auto: continue the run in the folder, if there is one")
+    tensorboard: bool = option(False, "write the logs for TensorBoard too; needs scm-fast[tensorboard]")
     checkpoint_steps: Count = option(500, "optimiser steps between checkpoints; each epoch ends with one too")
 
     def __post_init__(self) -> None:
