@@ -88,7 +88,7 @@ def accuracy_figure(run: RunRecord) -> Figure:
         number = float(run.best_epoch["epoch"] or 0) + 1
         axes.axvline(number, color="black", linewidth=0.8, linestyle=":", label=f"kept: best {metric}")
     axes.set(ylabel="percent")
-    axes.legend(fontsize="small")
+    figure.legend(loc="outside lower center", ncols=2, fontsize="small")
     return figure
 
 

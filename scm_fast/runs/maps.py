@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from ..models import LocalizationModel
 Box = Sequence[float]  # x0, y0, x1, y1 in pixels of the image
 PANEL = 1.6  # inches
 OPACITY = 0.55
+LARGEST = (448, 448)  # pixels of a panel
 TRUTH, FOUND = "lime", "red"
 
 
@@ -140,24 +142,20 @@ def maps_figure(results: Sequence[BlockMaps], class_names: Sequence[str]) -> Fig
 
 
 def _show(axes: Axes, result: BlockMaps, values: NDArray | None, title: str) -> None:
-    """The image, with a map as heat over it."""
+    """The image, with a map as heat over it, on axes in pixels of the image."""
     width, height = result.subject.image.size
-    axes.imshow(result.subject.image)
+    small = result.subject.image.copy()
+    small.thumbnail(LARGEST)  # a photograph has many times the pixels of a panel
+    axes.imshow(small, extent=(0, width, height, 0))
     axes.set_title(title, fontsize="small")
     if values is not None:
-        heat = resize_map(values, (width, height), "linear" if values.shape == EVALUATION_SIZE else "cubic")
-        axes.imshow(np.clip(heat, 0, 1), cmap="turbo", vmin=0, vmax=1, alpha=OPACITY)
+        heat = resize_map(values).clip(0, 1)
+        axes.imshow(heat, extent=(0, width, height, 0), cmap="turbo", vmin=0, vmax=1, alpha=OPACITY)
 
 
 def _write(axes: Axes, result: BlockMaps, class_names: Sequence[str]) -> None:
-    lines = [result.subject.name.rsplit("/", 1)[-1], f"found: {class_names[result.best]} {result.score:.2f}"]
+    lines = [result.subject.name.rsplit("/", 1)[-1], f"found, {result.score:.2f}:", class_names[result.best]]
     if result.subject.label is not None:
-        lines.append(f"true: {class_names[result.label]}")
-    axes.text(
-        0, 0.5, "\n".join(_folded(line) for line in lines), fontsize=6, va="center", transform=axes.transAxes
-    )
-
-
-def _folded(text: str, width: int = 24) -> str:
-    """Names have no spaces to break at, so lines are cut where they are full."""
-    return "\n".join(text[begin : begin + width] for begin in range(0, len(text), width))
+        lines += ["true:", class_names[result.label]]
+    folded = "\n".join(part for line in lines for part in textwrap.wrap(line, 24))
+    axes.text(0, 0.5, folded, fontsize=6, va="center", transform=axes.transAxes)
