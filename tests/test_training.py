@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 from data_folders import write_cub, write_folder
+from safetensors.torch import load_file
 from torch import nn
 
 from scm_fast import InputError, create_model, load_model
@@ -286,6 +287,23 @@ class TestTrainer:
             assert load_model(kept).config.threshold == config.threshold
         with (trainer.folder.path / "log.csv").open() as file:
             assert math.isfinite(float(next(csv.DictReader(file))["train_loss"]))
+
+    @pytest.mark.slow
+    def test_compiled_model_trains_alike(self, tmp_path, cub):
+        """Both ways of training a run has, uncalibrated and calibrated, and the weights keep their names."""
+        fields = {"epochs": 2, "uncalibrated_epochs": 1}
+        losses, weights = [], []
+        for compiled in (False, True):
+            trainer = Trainer(tiny(tmp_path / f"{compiled}", cub, compile=compiled, **fields), CPU)
+            trainer.fit()
+            with (trainer.folder.path / "steps.csv").open() as file:
+                losses.append([float(row["loss"]) for row in csv.DictReader(file)])
+            weights.append(load_file(trainer.folder.path / "last" / "model.safetensors"))
+        assert len(losses[0]) == 8
+        assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+        assert losses[1] != losses[0]  # or nothing was compiled
+        assert weights[1].keys() == weights[0].keys()
+        load_model(tmp_path / "True" / "last")
 
     def test_folder_without_boxes(self, tmp_path, capsys):
         """Classification chooses the model, and there is no threshold."""

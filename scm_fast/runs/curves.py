@@ -39,31 +39,19 @@ def save_figure(figure: Figure, path: Path) -> Path:
 
 
 def loss_figure(run: RunRecord) -> Figure:
-    """Training loss and learning rate of every step, over epochs."""
+    """Training loss and learning rate of every step."""
     figure = Figure(figsize=(SIZE[0], 5.5), layout="constrained")
     loss_axes, rate_axes = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    epochs = step_epochs(run)
+    steps = [row["step"] for row in run.steps]
     losses = np.array([row["loss"] for row in run.steps], dtype=float)
-    loss_axes.plot(epochs, losses, color="tab:blue", alpha=0.3, linewidth=0.8, label="of each step")
+    loss_axes.plot(steps, losses, color="tab:blue", alpha=0.3, linewidth=0.8, label="of each step")
     window = max(1, len(losses) // 50)
-    loss_axes.plot(epochs, running_mean(losses, window), color="tab:blue", label=f"mean of {window} steps")
+    loss_axes.plot(steps, running_mean(losses, window), color="tab:blue", label=f"mean of {window} steps")
     loss_axes.set(ylabel="training loss", title=describe(run))
     loss_axes.legend()
-    rate_axes.plot(epochs, [row["lr"] for row in run.steps], color="tab:orange")
-    rate_axes.set(ylabel="learning rate", xlabel="epochs")
+    rate_axes.plot(steps, [row["lr"] for row in run.steps], color="tab:orange")
+    rate_axes.set(ylabel="learning rate", xlabel="optimiser steps")
     return figure
-
-
-def step_epochs(run: RunRecord) -> NDArray[np.float64]:
-    """Where each step is on an axis of epochs, so that an epoch's last step is at its end.
-
-    Steps an epoch are counted in the first one, which is the only one that may be unfinished if it is the last.
-    """
-    if run.epochs:
-        an_epoch = float(run.epochs[0]["steps"] or 1) / (float(run.epochs[0]["epoch"] or 0) + 1)
-    else:
-        an_epoch = sum(row["epoch"] == 0 for row in run.steps)
-    return np.array([(row["step"] or 0) + 1 for row in run.steps]) / an_epoch
 
 
 def running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
