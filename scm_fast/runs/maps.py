@@ -25,7 +25,8 @@ from ..localizer import DEFAULT_THRESHOLD
 from ..models import LocalizationModel
 
 Box = Sequence[float]  # x0, y0, x1, y1 in pixels of the image
-PANEL = 1.6  # inches
+PANEL = 1.6  # inches, width of a panel
+TITLE = 0.3  # inches, above each panel
 OPACITY = 0.55
 LARGEST = (448, 448)  # pixels of a panel
 TRUTH, FOUND = "lime", "red"
@@ -120,8 +121,10 @@ def compute_maps(
 def maps_figure(results: Sequence[BlockMaps], class_names: Sequence[str]) -> Figure:
     """Two rows an image: image, S^0 ... S^L and the box; what it is, F^0 ... F^L and the map of the box."""
     blocks = len(results[0].attention)
-    figure = Figure(figsize=(PANEL * (blocks + 2), (PANEL + 0.25) * 2 * len(results)), layout="constrained")
-    grid = figure.subplots(2 * len(results), blocks + 2, squeeze=False)
+    sizes = [result.subject.image.size for result in results]
+    heights = [PANEL * height / width + TITLE for width, height in sizes for _ in range(2)]
+    figure = Figure(figsize=(PANEL * (blocks + 2), sum(heights)), layout="constrained")
+    grid = figure.subplots(len(heights), blocks + 2, squeeze=False, height_ratios=heights)
     for axes in grid.flat:
         axes.set_axis_off()
     for row, result in enumerate(results):

@@ -39,8 +39,8 @@ class RunRecord:
 
     @property
     def kept_model(self) -> Path:
-        """The folder of the best model."""
-        return self.path / f"best_{self.chosen_metric}"
+        """The folder of the best model, or of the newest if none was validated yet."""
+        return self.path / (f"best_{self.chosen_metric}" if self.epochs else "last")
 
     def column(self, name: str) -> list[float]:
         """A column of log.csv, with NaN for what was not known."""
