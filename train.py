@@ -8,10 +8,10 @@
 
 A configuration is a YAML file of the fields below; any of them can be given here too, and wins. What is not
 given has the value in parentheses; those are the paper's for CUB. Without --config and --data it is
-configs/builtin.yaml. The run folder (--out) receives the resolved
-configuration, logs, checkpoints, the best models and the evaluation of the test split; scm-fast plot draws it
-and scm-fast compare puts it beside others. After a crash or a Ctrl-C, the same command with --resume auto
-continues where the run was. See docs/training.md.
+configs/builtin.yaml. The run folder (--out) receives the resolved configuration, logs, checkpoints, the best
+models and the evaluation of the test split; scm-fast plot draws it and scm-fast compare puts it beside
+others. After a crash or a Ctrl-C, the same command with --resume auto continues where the run was. See
+docs/training.md.
 """
 
 from __future__ import annotations

@@ -2,9 +2,12 @@
 
 import csv
 import errno
+import functools
 import math
 import os
+import re
 import shutil
+import struct
 import sys
 from pathlib import Path
 
@@ -14,6 +17,7 @@ import yaml
 from data_folders import write_cub, write_folder
 from safetensors.torch import load_file
 from torch import nn
+from tqdm import tqdm
 
 from scm_fast import InputError, create_model, load_model
 from scm_fast.files import replacing
@@ -288,22 +292,48 @@ class TestTrainer:
         with (trainer.folder.path / "log.csv").open() as file:
             assert math.isfinite(float(next(csv.DictReader(file))["train_loss"]))
 
-    @pytest.mark.slow
-    def test_compiled_model_trains_alike(self, tmp_path, cub):
-        """Both ways of training a run has, uncalibrated and calibrated, and the weights keep their names."""
-        fields = {"epochs": 2, "uncalibrated_epochs": 1}
+    @pytest.mark.parametrize(
+        ("fields", "tolerance"),
+        [
+            ({"grad_checkpointing": True}, 1e-5),
+            ({"channels_last": True}, 1e-5),
+            ({"amp": "bf16"}, 0.05),
+            # Compiling takes minutes of a CPU core.
+            pytest.param({"compile": True}, 1e-3, marks=pytest.mark.slow),
+        ],
+        ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+    )
+    def test_machine_options_train_alike(self, tmp_path, cub, fields, tolerance):
+        """They change how the loss is computed, not which one; and the weights keep their names."""
+        options = TINY["backbone_options"] | {"depth": 1}
+        small = {"backbone_options": options, "calibration": {"num_blocks": 1}}
         losses, weights = [], []
-        for compiled in (False, True):
-            trainer = Trainer(tiny(tmp_path / f"{compiled}", cub, compile=compiled, **fields), CPU)
+        for name, extra in (("plain", {}), ("other", fields)):
+            trainer = Trainer(tiny(tmp_path / name, cub, **small, **extra), CPU)
             trainer.fit()
-            with (trainer.folder.path / "steps.csv").open() as file:
+            with (tmp_path / name / "steps.csv").open() as file:
                 losses.append([float(row["loss"]) for row in csv.DictReader(file)])
-            weights.append(load_file(trainer.folder.path / "last" / "model.safetensors"))
-        assert len(losses[0]) == 8
-        assert losses[1] == pytest.approx(losses[0], rel=1e-3)
-        assert losses[1] != losses[0]  # or nothing was compiled
+            weights.append(load_file(tmp_path / name / "last" / "model.safetensors"))
+        assert len(losses[0]) == 4
+        assert losses[1] == pytest.approx(losses[0], rel=tolerance)
         assert weights[1].keys() == weights[0].keys()
-        load_model(tmp_path / "True" / "last")
+        load_model(tmp_path / "other" / "last")
+
+    def test_progress_bar(self, tmp_path, cub, monkeypatch):
+        """On a terminal: loss, images a second and the time that is left."""
+        pty, fcntl, termios = (pytest.importorskip(name) for name in ("pty", "fcntl", "termios"))
+        screen, terminal = pty.openpty()
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 140, 0, 0))
+        # However fast the steps are, each is shown.
+        monkeypatch.setattr("scm_fast.training.trainer.tqdm", functools.partial(tqdm, mininterval=0))
+        trainer = Trainer(tiny(tmp_path / "run", cub), CPU)
+        with os.fdopen(terminal, "w") as stderr:
+            monkeypatch.setattr(sys, "stderr", stderr)
+            trainer.fit()
+            monkeypatch.undo()
+            shown = os.read(screen, 1 << 16).decode()
+        os.close(screen)
+        assert re.search(r"epoch 1/1: .* 5/20 .* images/s, loss=\d\.\d+, run_left=0:\d\d:\d\d", shown), shown
 
     def test_folder_without_boxes(self, tmp_path, capsys):
         """Classification chooses the model, and there is no threshold."""

@@ -57,7 +57,7 @@ class TrainConfig:
     # Model
     backbone: str = option("deit_small_patch16_224", "a timm name, or conformer_small_patch16")
     pretrained: bool | str = option(True, "true for timm's hub, false, or a weight file")
-    method: Literal["scm", "tscam", "cls"] = option("scm", "scm, or a baseline: tscam, or cls with a plain classifier")
+    method: Literal["scm", "tscam", "cls"] = option("scm", "scm, or a baseline: tscam, or cls, a classifier")
     preset: Literal["paper", "official"] = option("paper", "the paper's settings or its published code's")
     backend: Literal["auto", "reference", "torch", "triton"] = option("auto", "kernels of the calibration")
     image_size: Count = option(224, "pixels")
