@@ -6,10 +6,12 @@
     torchrun --nproc-per-node 8 train.py --config configs/cub_deit_small.yaml --data CUB_200_2011
     python train.py --data my_images --backbone deit_tiny_patch16_224 --epochs 10
 
-A configuration is a YAML file of the fields below; any of them can be given here too, and wins. Without
---config, --data alone trains by the paper's recipe for CUB. The run folder (--out) receives the resolved
-configuration, logs, checkpoints, the best models and the evaluation of the test split. After a crash or a
-Ctrl-C, the same command with --resume auto continues where the run was. See docs/training.md.
+A configuration is a YAML file of the fields below; any of them can be given here too, and wins. What is not
+given has the value in parentheses; those are the paper's for CUB. Without --config and --data it is
+configs/builtin.yaml. The run folder (--out) receives the resolved configuration, logs, checkpoints, the best
+models and the evaluation of the test split; scm-fast plot draws it and scm-fast compare puts it beside
+others. After a crash or a Ctrl-C, the same command with --resume auto continues where the run was. See
+docs/training.md.
 """
 
 from __future__ import annotations

@@ -16,7 +16,9 @@ from ..errors import InputError
 # name -> one line for `scm-fast --help`; the code is in the module of that name (with _ for -).
 COMMANDS: dict[str, str] = {
     "check-data": "look through a data folder and list everything that is wrong with it",
+    "compare": "put runs side by side: figures, baselines and what differs",
     "export": "write a trained network as one .pt2 or .onnx file",
+    "plot": "draw the curves of a run, and the maps of every calibration block",
     "predict": "classes and boxes of your images, with a trained checkpoint",
 }
 

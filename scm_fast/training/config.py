@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import typing
 from collections.abc import Iterable, Sequence
 from dataclasses import field
 from pathlib import Path
@@ -56,7 +57,7 @@ class TrainConfig:
     # Model
     backbone: str = option("deit_small_patch16_224", "a timm name, or conformer_small_patch16")
     pretrained: bool | str = option(True, "true for timm's hub, false, or a weight file")
-    method: Literal["scm", "tscam", "cls"] = option("scm", "what is trained")
+    method: Literal["scm", "tscam", "cls"] = option("scm", "scm, or a baseline: tscam, or cls, a classifier")
     preset: Literal["paper", "official"] = option("paper", "the paper's settings or its published code's")
     backend: Literal["auto", "reference", "torch", "triton"] = option("auto", "kernels of the calibration")
     image_size: Count = option(224, "pixels")
@@ -96,6 +97,7 @@ class TrainConfig:
     # Run
     out: str | None = option(None, "run folder; null: runs/<data>-<backbone>-<method>")
     resume: Literal["no", "auto"] = option("no", "auto: continue the run in the folder, if there is one")
+    tensorboard: bool = option(False, "write the logs for TensorBoard too; needs scm-fast[tensorboard]")
     checkpoint_steps: Count = option(500, "optimiser steps between checkpoints; each epoch ends with one too")
 
     def __post_init__(self) -> None:
@@ -134,6 +136,15 @@ class TrainConfig:
 
 
 FIELDS = {f.name: f for f in dataclasses.fields(TrainConfig)}
+# The parts of the configuration, by their first field.
+PARTS = {
+    "data": "data",
+    "backbone": "model",
+    "epochs": "optimisation",
+    "device": "machine",
+    "protocol": "evaluation",
+    "out": "run folder",
+}
 
 
 def make_config(values: dict[str, Any], source: str) -> TrainConfig:
@@ -186,17 +197,26 @@ def parse_config(arguments: Sequence[str], builtin: Path, description: str | Non
     builtin: the file that is read if neither --config nor --data is given.
     """
     parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        usage="%(prog)s [--config FILE] [--FIELD VALUE ...]",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
-    parser.add_argument("--config", type=Path, help="YAML file; the other options override it")
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="YAML file; the other options override it"
+    )
+    types = typing.get_type_hints(TrainConfig)
     for name, f in FIELDS.items():
+        if name in PARTS:
+            part = parser.add_argument_group(PARTS[name])
+        choices = typing.get_args(types[name]) if typing.get_origin(types[name]) is Literal else ()
         default = {} if f.default is dataclasses.MISSING else f.default
         shown = yaml.safe_dump(default, default_flow_style=True).splitlines()[0]
         flag = {"nargs": "?", "const": "true"} if isinstance(default, bool) else {}
-        parser.add_argument(
+        part.add_argument(
             f"--{name.replace('_', '-')}",
             default=argparse.SUPPRESS,
-            metavar="VALUE",
+            metavar="|".join(choices) or "VALUE",
             help=f"{f.metadata['help']} ({shown})".replace("%", "%%"),
             **flag,  # type: ignore[arg-type]
         )
