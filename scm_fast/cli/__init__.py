@@ -17,6 +17,7 @@ from ..errors import InputError
 COMMANDS: dict[str, str] = {
     "check-data": "look through a data folder and list everything that is wrong with it",
     "export": "write a trained network as one .pt2 or .onnx file",
+    "info": "versions, devices, the backend of every op and why; for bug reports",
     "predict": "classes and boxes of your images, with a trained checkpoint",
 }
 
