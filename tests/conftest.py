@@ -21,15 +21,21 @@ def pytest_configure(config: pytest.Config) -> None:
     expression = config.getoption("markexpr")
     if "gpu" not in re.findall(r"\w+", expression) or "not gpu" in expression:
         os.environ.setdefault("TRITON_INTERPRET", "1")
+    if _interpreted():
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # torch.compile would interpret its kernels there, too
+
+
+def _interpreted() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") is None:
         return
+    if _interpreted():
+        pytest.skip("no GPU in this run, which interprets kernels; `pytest -m gpu` uses it")
     if not torch.cuda.is_available():
         pytest.skip("no GPU")
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        pytest.skip("kernels are interpreted in this process; `pytest -m gpu` runs them on the GPU")
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

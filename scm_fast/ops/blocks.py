@@ -22,8 +22,8 @@ MAX_FUSED_TOKENS = {torch.float32: 4096, torch.float64: 1024}
 
 
 def can_fuse(backend: str, tokens: int, dtype: torch.dtype) -> bool:
-    """Whether the fused kernel serves a grid of fields in float32 or float64."""
-    return backend == "triton" and tokens <= MAX_FUSED_TOKENS[dtype]
+    """Whether the fused kernel serves a grid; it computes in float64 for float64, else in float32."""
+    return backend == "triton" and tokens <= MAX_FUSED_TOKENS.get(dtype, MAX_FUSED_TOKENS[torch.float32])
 
 
 def tokens_first(x: Tensor) -> Tensor:
