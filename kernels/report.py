@@ -1,29 +1,37 @@
 """What the kernels cost on real GPUs, without one: `python -m scm_fast.kernels.report`.
 
-The launchers are called on small tensors with recording kernels in place of the real ones, so that exactly what
-would be launched (arguments, constants, warps) is compiled ahead of time for every target. Reported are
-registers a thread, bytes of spilled registers and shared memory. Nothing is run, nothing is timed.
+The launchers are called with recorders in place of the kernels, so that exactly what would be launched
+(arguments, constants, warps) is looked at. Two tables:
 
-The interpreter replaces the compiler, so this needs a process without TRITON_INTERPRET=1.
+  traffic     launches of a training step, and the bytes and operations of each, counted (see `traffic`)
+  resources   every kernel compiled ahead of time for every target: registers a thread, bytes of spilled
+              registers, shared memory; this takes some minutes
+
+Nothing is run, nothing is timed. With `--out docs/kernels.md` the tables replace the ones in that file.
+The interpreter replaces the compiler, so resources need a process without TRITON_INTERPRET=1.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
-import importlib
 import os
 import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from triton.runtime.jit import JITFunction
+
+from ..files import replace_section
+from .launches import Launch, Step, launch_dense, recorded_launches, recorded_step
+from .traffic import NOTHING, Traffic, operations, traffic
 
 # Target and the shared memory that one program may have there, in bytes.
 TARGETS = {
@@ -32,8 +40,6 @@ TARGETS = {
     "sm_100": (GPUTarget("cuda", 100, 32), 227 * 1024),
     "gfx942": (GPUTarget("hip", "gfx942", 64), 64 * 1024),
 }
-OPS = ("edge_similarity", "pooling", "laplacian", "newton_schulz", "calibration")
-_OPTIONS = ("num_warps", "num_stages")
 _TYPE_NAMES = {
     torch.float32: "*fp32",
     torch.float64: "*fp64",
@@ -43,53 +49,10 @@ _TYPE_NAMES = {
 
 
 @dataclass
-class Launch:
-    """One recorded kernel launch."""
-
-    kernel: JITFunction
-    arguments: dict[str, Any]
-    options: dict[str, int]
-
-
-@dataclass
 class Resources:
     registers: int
     spilled: int
     shared: int
-
-
-class _Recorder:
-    """Stands in for a kernel and notes how it is launched."""
-
-    def __init__(self, kernel: JITFunction, launches: list[Launch]) -> None:
-        self.kernel, self.launches = kernel, launches
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        def record(*args: Any, **kwargs: Any) -> None:
-            arguments = dict(zip(self.kernel.arg_names, args, strict=False))
-            arguments.update({k: v for k, v in kwargs.items() if k not in _OPTIONS})
-            options = {k: v for k, v in kwargs.items() if k in _OPTIONS}
-            self.launches.append(Launch(self.kernel, arguments, options))
-
-        return record
-
-
-@contextlib.contextmanager
-def recorded_launches() -> Iterator[list[Launch]]:
-    """Within it, launches of this package's kernels are recorded in the list and not carried out."""
-    launches: list[Launch] = []
-    replaced = []
-    for op in OPS:
-        module = importlib.import_module(f"{__package__}.{op}")
-        for name, value in list(vars(module).items()):
-            if name.endswith("_kernel"):
-                replaced.append((module, name, value))
-                setattr(module, name, _Recorder(value, launches))
-    try:
-        yield launches
-    finally:
-        for module, name, value in replaced:
-            setattr(module, name, value)
 
 
 def _source(launch: Launch) -> ASTSource:
@@ -153,57 +116,28 @@ def compile_launch(launch: Launch, target: GPUTarget) -> Resources:
     return Resources(_number(registers, log), _number(spilled, log), kernel.metadata.shared)
 
 
-def launch_step(
-    grid: tuple[int, int],
-    dtype: torch.dtype = torch.float32,
-    channels_last: bool = False,
-    detach_init: bool = False,
-    iterations: tuple[int, ...] = (4, 4, 4, 4),
-    classes: int = 200,
-) -> None:
-    """A forward and backward pass of the module."""
-    from ..ops.calibration import dense_blocks
-    from ..ops.spatial_calibration import spatial_calibration_backward_op, spatial_calibration_op
-
-    S, F = torch.zeros(2, classes, *grid, dtype=dtype), torch.zeros(2, *grid)
-    S = S.to(memory_format=torch.channels_last) if channels_last else S
-    lam, beta = torch.ones(len(iterations)), torch.ones(len(iterations))
-    dense = dense_blocks("auto", iterations, grid[0] * grid[1])
-    settings = (iterations, dense, 0.002, detach_init, "triton")
-    logits, _, gain, f, edges, inverse_norm = spatial_calibration_op(S, F, lam, beta, *settings)
-    saved = (S, F, lam, beta, gain, f, edges, inverse_norm)
-    spatial_calibration_backward_op(*saved, torch.zeros_like(logits), None, None, *settings)
-
-
-def launch_dense(grid: tuple[int, int], detach_init: bool) -> None:
-    """A forward and backward pass of the dense path: Laplacian, X_p F, and X_p itself."""
-    from ..ops import laplacian, newton_schulz
-
-    N = grid[0] * grid[1]
-    edges, lam = torch.zeros(2, 2, *grid), torch.ones(())
-    L = laplacian.laplacian_op(edges, lam, "triton")
-    laplacian.laplacian_backward_op(L, edges, lam, "triton")
-    F = torch.zeros(2, N)
-    arguments = (2, 0.002, detach_init)
-    out, iterates = newton_schulz.newton_schulz_apply_op(L, F, *arguments, True, "triton")
-    newton_schulz.newton_schulz_apply_backward_op(out, L, F, iterates, *arguments, "triton")
-    X, iterates = newton_schulz.newton_schulz_op(L, *arguments, True, "triton")
-    newton_schulz.newton_schulz_backward_op(X, L, iterates, *arguments, "triton")
-
-
 CASES: dict[str, Callable[[], None]] = {
-    "14x14 fp32": lambda: launch_step((14, 14)),
-    "14x14 fp32 detached": lambda: launch_step((14, 14), detach_init=True),
-    "14x14 fp32 official": lambda: launch_step((14, 14), detach_init=True, iterations=(16, 4, 4, 4)),
-    "14x14 bf16 channels-last": lambda: launch_step((14, 14), torch.bfloat16, channels_last=True),
-    "14x14 fp64": lambda: launch_step((14, 14), torch.float64),
-    "7x7 fp16": lambda: launch_step((7, 7), torch.float16),
-    "5x1 fp32, one class and block": lambda: launch_step((5, 1), classes=1, iterations=(4,)),
-    "28x28 fp32": lambda: launch_step((28, 28)),
-    "37x37 fp32": lambda: launch_step((37, 37)),
-    "64x64 fp32": lambda: launch_step((64, 64)),
+    "14x14 fp32": Step().launch,
+    "14x14 fp32 detached": Step(detach_init=True).launch,
+    "14x14 fp32 official": Step(detach_init=True, iterations=(16, 4, 4, 4)).launch,
+    "14x14 bf16 channels-last": Step(dtype=torch.bfloat16, channels_last=True).launch,
+    "14x14 fp64": Step(dtype=torch.float64).launch,
+    "7x7 fp16": Step(grid=(7, 7), dtype=torch.float16).launch,
+    "5x1 fp32, one class and block": Step(grid=(5, 1), classes=1, iterations=(4,)).launch,
+    "28x28 fp32": Step(grid=(28, 28)).launch,
+    "37x37 fp32": Step(grid=(37, 37)).launch,
+    "64x64 fp32": Step(grid=(64, 64)).launch,
     "14x14 dense": lambda: launch_dense((14, 14), detach_init=False),
     "14x14 dense detached": lambda: launch_dense((14, 14), detach_init=True),
+}
+
+# Training steps whose traffic is listed: CUB and ILSVRC classes, and a larger grid.
+STEPS = {
+    "B = 128, C = 200, 14x14, fp32": Step(128),
+    "B = 128, C = 200, 14x14, bf16 channels-last": Step(128, dtype=torch.bfloat16, channels_last=True),
+    "B = 128, C = 1000, 14x14, fp32": Step(128, classes=1000),
+    "B = 32, C = 200, 28x28, fp32": Step(32, grid=(28, 28)),
+    "B = 8, C = 200, 64x64, fp32": Step(8, grid=(64, 64)),
 }
 
 
@@ -214,25 +148,76 @@ def report(targets: list[str], cases: list[str]) -> Iterator[tuple[str, str, Lau
         with recorded_launches() as launches:
             CASES[case]()
         for launch in launches:
-            source = _source(launch)
-            identity = f"{source.hash()}{launch.options}"
+            identity = f"{_source(launch).hash()}{launch.options}"
             if identity in seen:
                 continue
             seen.add(identity)
             for target in targets:
-                resources = compile_launch(launch, TARGETS[target][0])
-                yield case, launch.kernel.__name__.removesuffix("_kernel"), launch, target, resources
+                yield case, launch.name, launch, target, compile_launch(launch, TARGETS[target][0])
+
+
+def traffic_table() -> str:
+    """Markdown: the launches of every step in STEPS, four blocks of p = 4."""
+    lines = []
+    for name, step in STEPS.items():
+        forward, backward = recorded_step(step)
+        rows = [("forward", launch) for launch in forward] + [("backward", launch) for launch in backward]
+        moved = [traffic(launch) for _, launch in rows]
+        work = [operations(launch) for _, launch in rows]
+        total = sum(moved, NOTHING)
+        S = rows[0][1].arguments["S"].nbytes
+        lines += [
+            f"**{name}**: {len(forward)} launches forward and {len(backward)} backward; "
+            f"S is {S / 1e6:.1f} MB, and {total.total / S:.2f} times as much is moved.",
+            "",
+            "| pass | kernel | programs | read | written | scratch | GFLOP | FLOP/byte |",
+            "|---" * 8 + "|",
+        ]
+        for (part, launch), bytes_moved, flops in zip(rows, moved, work, strict=True):
+            cells = _traffic_cells(bytes_moved, flops)
+            lines.append(f"| {part} | `{launch.name}` | {launch.programs} | {cells} |")
+        lines += [f"| both | total | | {_traffic_cells(total, sum(work))} |", ""]
+    return "\n".join(lines[:-1])
+
+
+def _traffic_cells(moved: Traffic, work: int) -> str:
+    sizes = " | ".join(f"{size / 1e6:.2f} MB" for size in (moved.read, moved.written, moved.scratch))
+    return f"{sizes} | {work / 1e9:.3f} | {work / moved.total:.1f}"
+
+
+def resource_table(targets: list[str], cases: list[str]) -> Iterator[str]:
+    """Markdown, line by line as the compiler goes: registers / spilled bytes / shared memory on every target."""
+    yield "| case | kernel | warps | " + " | ".join(targets) + " |"
+    yield "|---" * (3 + len(targets)) + "|"
+    rows = report(targets, cases)
+    for group in zip(*[rows] * len(targets), strict=True):
+        case, name, launch, _, _ = group[0]
+        cells = (f"{r.registers} / {r.spilled} / {r.shared / 1024:.1f} KB" for *_, r in group)
+        yield f"| {case} | `{name}` | {launch.options['num_warps']} | " + " | ".join(cells) + " |"
 
 
 def main() -> None:
-    header = "| case | kernel | warps | target | registers | spilled | shared |"
-    print(header, "|---" * 7 + "|", sep="\n")
-    for case, name, launch, target, r in report(list(TARGETS), list(CASES)):
-        print(
-            f"| {case} | `{name}` | {launch.options['num_warps']} | {target} "
-            f"| {r.registers} | {r.spilled} B | {r.shared / 1024:.1f} KB |",
-            flush=True,
-        )
+    parser = argparse.ArgumentParser(
+        prog="python -m scm_fast.kernels.report",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", choices=("traffic", "resources"), help="one of the two tables")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="markdown file whose tables are replaced")
+    args = parser.parse_args()
+    tables = {"traffic": lambda: traffic_table().splitlines(), "resources": _all_resources}
+    for name in [args.only] if args.only else tables:
+        lines = []
+        for line in tables[name]():
+            print(line, flush=True)
+            lines.append(line)
+        print()
+        if args.out:
+            replace_section(args.out, name, "\n".join(lines))
+
+
+def _all_resources() -> Iterator[str]:
+    return resource_table(list(TARGETS), list(CASES))
 
 
 if __name__ == "__main__":

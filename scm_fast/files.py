@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from .errors import InputError
+
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
@@ -26,3 +28,14 @@ def replacing(path: Path) -> Iterator[Path]:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def replace_section(path: Path, name: str, text: str) -> None:
+    """Put `text` between the lines `<!-- name -->` and `<!-- /name -->` of a markdown file."""
+    begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+    before, found, rest = path.read_text().partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not (found and found_end):
+        raise InputError(f"{path} has no section between {begin.strip()} and {end}")
+    with replacing(path) as partial:
+        partial.write_text(f"{before}{begin}{text}\n{end}{after}")

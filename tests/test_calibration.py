@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from calibration_checks import KERNEL_DEVICE, random_maps
+from calibration_checks import random_maps
 
 from scm_fast.ops.calibration import calibration_op, choose_method, dense_blocks
 from scm_fast.ops.edge_similarity import edge_similarity
@@ -11,8 +11,7 @@ from scm_fast.ops.fields import tanhshrink
 BACKENDS = ("torch", "triton")
 
 
-def inputs(backend: str, grid: tuple[int, int] = (2, 3)) -> tuple[torch.Tensor, ...]:
-    device = KERNEL_DEVICE if backend == "triton" else "cpu"
+def inputs(device: str, grid: tuple[int, int] = (2, 3)) -> tuple[torch.Tensor, ...]:
     S, F = random_maps(1, 5, grid)
     edges = edge_similarity(S, "torch")
     lam, beta = torch.tensor([0.9, 1.2]).double(), torch.tensor([0.4, 0.6]).double()
@@ -21,19 +20,19 @@ def inputs(backend: str, grid: tuple[int, int] = (2, 3)) -> tuple[torch.Tensor, 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dense", [[False, False], [True, False]], ids=["stencil", "dense"])
-def test_gradcheck_and_opcheck(backend, dense):
+def test_gradcheck_and_opcheck(device, backend, dense):
     arguments = ([1, 2], dense, 0.05, False, backend)
-    tensors = inputs(backend)
+    tensors = inputs(device)
     assert torch.autograd.gradcheck(lambda *x: calibration_op(*x, *arguments)[:2], tensors, atol=1e-5)
     torch.library.opcheck(calibration_op, (*tensors, *arguments))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("detach_init", [False, True], ids=["true-gradient", "detached"])
-def test_methods_agree(backend, detach_init):
+def test_methods_agree(device, backend, detach_init):
     found = []
     for dense in ([False, False], [True, True], [True, False]):
-        tensors = inputs(backend, (5, 4))
+        tensors = inputs(device, (5, 4))
         attention, gain, _ = calibration_op(*tensors, [3, 2], dense, 0.002, detach_init, backend)
         (attention.square().sum() + gain.pow(3).sum()).backward()
         found.append([attention.detach(), gain.detach(), *(x.grad for x in tensors)])

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from calibration_checks import KERNEL_DEVICE, random_maps
+from calibration_checks import random_maps
 
 from scm_fast import InputError, reference
 from scm_fast.ops.edge_similarity import edge_similarity, edge_similarity_backward_op, edge_similarity_op
@@ -11,15 +11,15 @@ from scm_fast.ops.pooling import pool
 BACKENDS = ("torch", "triton")
 
 
-def semantic(backend: str, grid: tuple[int, int], classes: int = 7, batch: int = 2) -> torch.Tensor:
-    return random_maps(batch, classes, grid)[0].to(KERNEL_DEVICE if backend == "triton" else "cpu")
+def semantic(device: str, grid: tuple[int, int], classes: int = 7, batch: int = 2) -> torch.Tensor:
+    return random_maps(batch, classes, grid)[0].to(device)
 
 
 @pytest.mark.parametrize("grid", [(14, 14), (7, 13), (1, 5), (5, 1), (1, 1)], ids=str)
 @pytest.mark.parametrize("classes", [1, 7, 70])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_equals_reference(poisoned_memory, backend, classes, grid):
-    S = semantic(backend, grid, classes).requires_grad_()
+def test_equals_reference(poisoned_memory, device, backend, classes, grid):
+    S = semantic(device, grid, classes).requires_grad_()
     edges = edge_similarity(S, backend)
     expected_S = S.detach().cpu().requires_grad_()
     expected = reference.edge_similarity(expected_S)
@@ -31,8 +31,8 @@ def test_equals_reference(poisoned_memory, backend, classes, grid):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_pooling_gradient_is_written_in_the_same_pass(poisoned_memory, backend):
-    S = semantic(backend, (3, 4))
+def test_pooling_gradient_is_written_in_the_same_pass(poisoned_memory, device, backend):
+    S = semantic(device, (3, 4))
     edges, inverse_norm = edge_similarity_op(S, backend)
     weight, dpooled = torch.rand_like(S[:, 0]), torch.randn_like(S[:, :, 0, 0])
     alone = edge_similarity_backward_op(edges, S, edges, inverse_norm, None, None, backend)
@@ -45,9 +45,9 @@ def test_pooling_gradient_is_written_in_the_same_pass(poisoned_memory, backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_error_in_low_precision(poisoned_memory, backend, dtype):
+def test_error_in_low_precision(poisoned_memory, device, backend, dtype):
     """At most twice the error of plain torch on the same rounded S, and float32 in any case."""
-    S = semantic(backend, (5, 6), 40).to(dtype)
+    S = semantic(device, (5, 6), 40).to(dtype)
     exact = reference.edge_similarity(S.cpu().double())
     plain = reference.edge_similarity(S.cpu().float())
     edges = edge_similarity(S, backend).cpu()
@@ -56,8 +56,8 @@ def test_error_in_low_precision(poisoned_memory, backend, dtype):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_gradcheck_and_opcheck(backend):
-    S = semantic(backend, (2, 3), 3).requires_grad_()
+def test_gradcheck_and_opcheck(device, backend):
+    S = semantic(device, (2, 3), 3).requires_grad_()
     assert torch.autograd.gradcheck(lambda S: edge_similarity(S, backend), (S,))
     torch.library.opcheck(edge_similarity_op, (S, backend))
     channels_last = S.detach().to(memory_format=torch.channels_last).requires_grad_()

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from calibration_checks import KERNEL_DEVICE, random_maps
+from calibration_checks import random_maps
 
 from scm_fast import InputError, reference
 from scm_fast.ops.edge_similarity import edge_similarity
@@ -11,19 +11,18 @@ from scm_fast.ops.laplacian import laplacian, laplacian_op
 BACKENDS = ("torch", "triton")
 
 
-def edges_and_lam(backend: str, grid: tuple[int, int], batch: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
-    device = KERNEL_DEVICE if backend == "triton" else "cpu"
+def edges_and_lam(device: str, grid: tuple[int, int], batch: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
     edges = edge_similarity(random_maps(batch, 5, grid)[0], "torch").to(device)
     return edges.requires_grad_(), torch.tensor(1.3, dtype=torch.float64, device=device, requires_grad=True)
 
 
 @pytest.mark.parametrize("grid", [(14, 14), (7, 13), (1, 5), (5, 1), (1, 1)], ids=str)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_equals_reference(poisoned_memory, backend, grid):
+def test_equals_reference(poisoned_memory, device, backend, grid):
     S = random_maps(2, 5, grid)[0].requires_grad_()
     expected_lam = torch.tensor(1.3, dtype=torch.float64, requires_grad=True)
     expected = reference.laplacian(reference.similarity(S.flatten(2)), expected_lam, grid)
-    edges, lam = edges_and_lam(backend, grid)
+    edges, lam = edges_and_lam(device, grid)
     L = laplacian(edges, lam, backend)
     torch.testing.assert_close(L.cpu(), expected)
 
@@ -37,8 +36,8 @@ def test_equals_reference(poisoned_memory, backend, grid):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_gradient_of_a_transposed_view(backend):
-    edges, lam = edges_and_lam(backend, (3, 4))
+def test_gradient_of_a_transposed_view(device, backend):
+    edges, lam = edges_and_lam(device, (3, 4))
     weight = torch.randn(2, 12, 12, dtype=torch.float64, device=edges.device)
     direct = torch.autograd.grad(laplacian(edges, lam, backend), (edges, lam), weight.mT)
     copied = torch.autograd.grad(laplacian(edges, lam, backend), (edges, lam), weight.mT.contiguous())
@@ -46,8 +45,8 @@ def test_gradient_of_a_transposed_view(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_gradcheck_and_opcheck(backend):
-    edges, lam = edges_and_lam(backend, (2, 3), batch=1)
+def test_gradcheck_and_opcheck(device, backend):
+    edges, lam = edges_and_lam(device, (2, 3), batch=1)
     assert torch.autograd.gradcheck(lambda e, lam: laplacian(e, lam, backend), (edges, lam))
     torch.library.opcheck(laplacian_op, (edges, lam, backend))
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from calibration_checks import KERNEL_DEVICE, random_maps
+from calibration_checks import random_maps
 
 from scm_fast import InputError, reference
 from scm_fast.ops import chains
@@ -17,12 +17,12 @@ BACKENDS = ("torch", "triton")
 ALPHA = 0.02
 
 
-def matrices(backend: str, N: int, batch: int = 2, symmetric: bool = False) -> torch.Tensor:
+def matrices(device: str, N: int, batch: int = 2, symmetric: bool = False) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
     L = torch.randn(batch, N, N, generator=generator, dtype=torch.float64)
     L = L + L.mT if symmetric else L
     L = L / torch.linalg.matrix_norm(L, 2)[:, None, None] * 5
-    return L.to(KERNEL_DEVICE if backend == "triton" else "cpu").requires_grad_()
+    return L.to(device).requires_grad_()
 
 
 def reference_apply(L, F, iterations, detach_init):
@@ -33,7 +33,7 @@ def gradients(output: torch.Tensor, inputs: tuple[torch.Tensor, ...]) -> list[to
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output.device)
     found = torch.autograd.grad((output * weight).sum(), inputs, allow_unused=True)
-    return [torch.zeros_like(x) if g is None else g.cpu() for x, g in zip(inputs, found, strict=True)]
+    return [(torch.zeros_like(x) if g is None else g).cpu() for x, g in zip(inputs, found, strict=True)]
 
 
 @pytest.mark.parametrize("keep_iterates", [True, False], ids=["kept", "recomputed"])
@@ -41,9 +41,9 @@ def gradients(output: torch.Tensor, inputs: tuple[torch.Tensor, ...]) -> list[to
 @pytest.mark.parametrize("iterations", [0, 1, 4])
 @pytest.mark.parametrize("N", [1, 5, 33])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_equals_reference(poisoned_memory, backend, N, iterations, detach_init, keep_iterates):
+def test_equals_reference(poisoned_memory, device, backend, N, iterations, detach_init, keep_iterates):
     """L need not be symmetric."""
-    L = matrices(backend, N)
+    L = matrices(device, N)
     F = torch.rand(2, N, dtype=torch.float64).to(L.device).requires_grad_()
     expected_L, expected_F = (x.detach().cpu().requires_grad_() for x in (L, F))
     settings = {"detach_init": detach_init, "keep_iterates": keep_iterates, "backend": backend}
@@ -65,11 +65,10 @@ def test_equals_reference(poisoned_memory, backend, N, iterations, detach_init, 
 
 @pytest.mark.parametrize(("backend", "grid", "iterations"), [("torch", (14, 14), 16), ("triton", (10, 7), 2)])
 @pytest.mark.parametrize("detach_init", [False, True], ids=["true-gradient", "detached"])
-def test_laplacian_of_several_tiles(backend, grid, iterations, detach_init):
+def test_laplacian_of_several_tiles(device, backend, grid, iterations, detach_init):
     """196 and 70 tokens are multiples of no tile."""
     S, F = random_maps(1, 20, grid)
     L = reference.laplacian(reference.similarity(S.flatten(2)), torch.tensor(1.1), grid)
-    device = KERNEL_DEVICE if backend == "triton" else "cpu"
     inputs = [x.to(device).requires_grad_() for x in (L, F.flatten(1))]
     expected_inputs = [x.detach().cpu().requires_grad_() for x in inputs]
     out = newton_schulz_apply(*inputs, iterations, 0.002, detach_init, backend=backend)
@@ -97,8 +96,8 @@ def test_complement_form_is_more_accurate_than_squaring_the_residual():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_float32_error(poisoned_memory, backend):
-    L = matrices(backend, 40, symmetric=True).detach()
+def test_float32_error(poisoned_memory, device, backend):
+    L = matrices(device, 40, symmetric=True).detach()
     F = torch.rand(2, 40, dtype=torch.float64, device=L.device)
     exact = reference_apply(L.cpu(), F.cpu(), 4, False)
     plain = reference_apply(L.cpu().float(), F.cpu().float(), 4, False)
@@ -107,8 +106,8 @@ def test_float32_error(poisoned_memory, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_gradcheck_and_opcheck(backend):
-    L = matrices(backend, 4, batch=1)
+def test_gradcheck_and_opcheck(device, backend):
+    L = matrices(device, 4, batch=1)
     F = torch.rand(1, 4, dtype=torch.float64, device=L.device, requires_grad=True)
     assert torch.autograd.gradcheck(lambda L: newton_schulz(L, 2, ALPHA, backend=backend), (L,))
     assert torch.autograd.gradcheck(lambda *x: newton_schulz_apply(*x, 2, ALPHA, backend=backend), (L, F))
@@ -118,7 +117,7 @@ def test_gradcheck_and_opcheck(backend):
 
 
 def test_recomputation_goes_by_slices_of_the_batch(monkeypatch):
-    L = matrices("torch", 6, batch=5)
+    L = matrices("cpu", 6, batch=5)
     F = torch.rand(5, 6, dtype=torch.float64, requires_grad=True)
     expected = gradients(newton_schulz_apply(L, F, 3, ALPHA, backend="torch"), (L, F))
     monkeypatch.setattr(chains, "_RECOMPUTE_BYTES", 2 * 3 * L[0].nbytes)

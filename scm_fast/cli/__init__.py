@@ -18,6 +18,7 @@ COMMANDS: dict[str, str] = {
     "check-data": "look through a data folder and list everything that is wrong with it",
     "compare": "put runs side by side: figures, baselines and what differs",
     "export": "write a trained network as one .pt2 or .onnx file",
+    "info": "versions, devices, the backend of every op and why; for bug reports",
     "plot": "draw the curves of a run, and the maps of every calibration block",
     "predict": "classes and boxes of your images, with a trained checkpoint",
 }

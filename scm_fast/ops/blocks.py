@@ -17,11 +17,13 @@ from .stencil import GridMasks, Iterates, ScaledLaplacian, StencilDiffusion
 
 # The fused kernel takes the iteration counts of at most so many blocks.
 MAX_FUSED_BLOCKS = 15
+# Tokens that it serves: registers hold 64 x 64, in float64 a quarter of that.
+MAX_FUSED_TOKENS = {torch.float32: 4096, torch.float64: 1024}
 
 
 def can_fuse(backend: str, tokens: int, dtype: torch.dtype) -> bool:
-    """Whether the fused kernel serves a grid: registers hold 64 x 64 tokens, in float64 a quarter of that."""
-    return backend == "triton" and tokens <= (1024 if dtype == torch.float64 else 4096)
+    """Whether the fused kernel serves a grid; it computes in float64 for float64, else in float32."""
+    return backend == "triton" and tokens <= MAX_FUSED_TOKENS.get(dtype, MAX_FUSED_TOKENS[torch.float32])
 
 
 def tokens_first(x: Tensor) -> Tensor:
