@@ -63,11 +63,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_command(command: str, arguments: Sequence[str], program: str) -> int:
     """Run a subcommand; `program` is the name by which help and errors call it. Gives the exit status."""
-    module = importlib.import_module(f"{__name__}.{command.replace('-', '_')}")
-    parser = Parser(program, module.__doc__)
-    module.add_arguments(parser)
-    args = parser.parse_args(arguments)
-    return guarded(program, lambda: module.run(args))
+
+    def action() -> int:
+        module = importlib.import_module(f"{__name__}.{command.replace('-', '_')}")
+        parser = Parser(program, module.__doc__)
+        module.add_arguments(parser)
+        return module.run(parser.parse_args(arguments))
+
+    return guarded(program, action)
 
 
 def help_text() -> str:

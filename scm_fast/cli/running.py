@@ -92,6 +92,6 @@ def _report(program: str, message: str, status: int) -> int:
     """Print the message. What stops all processes is said by the first; torchrun then ends the others."""
     if not _is_first():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        time.sleep(2)
+        time.sleep(10)  # SIGTERM ends it
     print(f"{program}: {message}", file=sys.stderr, flush=True)
     return status

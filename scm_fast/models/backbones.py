@@ -170,6 +170,27 @@ def default_image_size(backbone: Backbone) -> tuple[int, int]:
     return int(size[0]), int(size[1])
 
 
+def check_images(backbone: Backbone, images: Tensor, size: tuple[int, int], channels: int) -> None:
+    """Raise an InputError if the network cannot take the images; `size` is what it was built for."""
+    if images.ndim != 4 or images.shape[1] != channels or not images.is_floating_point():
+        raise InputError(
+            f"images must be a normalised float tensor (B, {channels}, height, width), "
+            f"got {images.dtype} {tuple(images.shape)}"
+        )
+    height, width = images.shape[-2:]
+    if isinstance(backbone, Conformer) or getattr(backbone, "dynamic_img_size", False):
+        conformer = isinstance(backbone, Conformer)
+        patch = backbone.patch_size if conformer else backbone.patch_embed.patch_size[0]
+        padded = not conformer and backbone.patch_embed.dynamic_img_pad
+        if (height % patch or width % patch) and not padded:
+            raise InputError(f"images are {height} x {width}: both must be multiples of {patch}, the patch")
+    elif (height, width) != size:
+        raise InputError(
+            f"images are {height} x {width}, but this model takes {size[0]} x {size[1]}: resize them, or "
+            f"create_model(..., image_size=({height}, {width}))"
+        )
+
+
 def extract_features(backbone: Backbone, images: Tensor) -> Features:
     """Images (B, 3, height, width) to patch tokens, CLS token and attention map."""
     if isinstance(backbone, PoolingVisionTransformer):
