@@ -53,10 +53,10 @@ def user_folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("user")
     for number in range(3):
         write_image(folder / "photos" / f"{number}.jpg", (90, 70), seed=number)
-    write_cub(folder / "CUB_200_2011", classes=40)  # enough for a batch of 256
+    write_cub(folder / "CUB_200_2011", classes=6)
     write_folder(folder / "my_images")
     small = {"depth": 1, "embed_dim": 48, "num_heads": 3}
-    save_model(create_model("deit_tiny_patch16_224", 40, backbone_options=small), folder / "runs" / "birds")
+    save_model(create_model("deit_tiny_patch16_224", 6, backbone_options=small), folder / "runs" / "birds")
     return folder
 
 
