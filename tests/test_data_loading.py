@@ -278,6 +278,41 @@ def test_evaluation_loader(test_set):
     torch.testing.assert_close(found[1][2][2], expected)
 
 
+@pytest.mark.skipif(not os.path.isdir("/proc"), reason="looks for processes in /proc")
+def test_workers_end_with_the_process_that_they_work_for(root):
+    script = f"""
+import multiprocessing, os, signal, torch
+from scm_fast.data import build_train_loader, open_dataset, published_recipe
+loader = build_train_loader(
+    open_dataset({str(root)!r}, "train"), published_recipe(training=True, image_size=32), global_batch=2, workers=2
+)
+next(iter(loader))
+workers = [child.pid for child in multiprocessing.active_children()]
+for worker in workers:
+    os.kill(worker, signal.SIGTERM)
+    os.kill(worker, signal.SIGINT)
+list(loader)
+print(*workers, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == -9, done.stderr
+    workers = list(map(int, done.stdout.split()))
+    assert len(workers) == 2
+    deadline = time.monotonic() + 60
+    while any(map(is_running, workers)):
+        assert time.monotonic() < deadline, "the workers are still there"
+        time.sleep(0.2)
+
+
+def is_running(process: int) -> bool:
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 def test_process_group_is_used(root, tmp_path):
     """Two real processes: ranks come from torch.distributed, and every image is in exactly one of them."""
     script = tmp_path / "share.py"

@@ -2,24 +2,30 @@
 
 import csv
 import errno
+import functools
 import math
 import os
+import re
 import shutil
+import struct
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from data_folders import write_cub, write_folder
+from safetensors.torch import load_file
 from torch import nn
+from tqdm import tqdm
 
 from scm_fast import InputError, create_model, load_model
 from scm_fast.cli.running import Parser
 from scm_fast.files import replacing
 from scm_fast.training import TrainConfig, Trainer, make_config
 from scm_fast.training.config import add_options, config_from_options
+from scm_fast.training.logs import CsvLog
 from scm_fast.training.optimization import build_optimizer, build_scheduler
-from scm_fast.training.run_folder import CsvLog
 from scm_fast.training.validation import evaluate_kept_model
 
 ROOT = Path(__file__).parent.parent
@@ -224,6 +230,19 @@ class TestRunFolder:
         with log.path.open() as file:
             assert [row["step"] for row in csv.DictReader(file)] == ["0", "1", "2", "3"]
 
+    def test_run_that_never_came_to_a_checkpoint_starts_its_logs_anew(self, tmp_path, cub):
+        for _ in range(2):
+            trainer = Trainer(tiny(tmp_path / "run", cub, epochs=2), CPU)
+            trainer.logs.add_step({"step": 0, "loss": 1.0})  # and the process is killed
+        assert (tmp_path / "run" / "steps.csv").read_text().splitlines() == ["step,loss", "0,1.0"]
+
+    def test_tensorboard_that_is_not_installed(self, tmp_path, cub, monkeypatch):
+        monkeypatch.setitem(sys.modules, "tensorboard", None)  # importing it fails
+        with pytest.raises(InputError, match=r"--tensorboard needs tensorboard.*scm-fast\[tensorboard\]"):
+            Trainer(tiny(tmp_path / "run", cub, tensorboard=True), CPU)
+        assert not (tmp_path / "run").exists()
+        Trainer(tiny(tmp_path / "run", cub), CPU)
+
     def test_folder_that_cannot_be_written(self, tmp_path, cub):
         (tmp_path / "taken").write_text("a file")
         with pytest.raises(InputError, match=r"taken.*the run folder cannot be written"):
@@ -292,8 +311,51 @@ class TestTrainer:
         assert kept.name == f"best_{config.best_metric}"
         if config.threshold is not None:
             assert load_model(kept).config.threshold == config.threshold
-        with trainer.epochs_log.path.open() as file:
+        with (trainer.folder.path / "log.csv").open() as file:
             assert math.isfinite(float(next(csv.DictReader(file))["train_loss"]))
+
+    @pytest.mark.parametrize(
+        ("fields", "tolerance"),
+        [
+            ({"grad_checkpointing": True}, 1e-5),
+            ({"channels_last": True}, 1e-5),
+            ({"amp": "bf16"}, 0.05),
+            # Compiling takes minutes of a CPU core.
+            pytest.param({"compile": True}, 1e-3, marks=pytest.mark.slow),
+        ],
+        ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+    )
+    def test_machine_options_train_alike(self, tmp_path, cub, fields, tolerance):
+        """They change how the loss is computed, not which one; and the weights keep their names."""
+        options = TINY["backbone_options"] | {"depth": 1}
+        small = {"backbone_options": options, "calibration": {"num_blocks": 1}}
+        losses, weights = [], []
+        for name, extra in (("plain", {}), ("other", fields)):
+            trainer = Trainer(tiny(tmp_path / name, cub, **small, **extra), CPU)
+            trainer.fit()
+            with (tmp_path / name / "steps.csv").open() as file:
+                losses.append([float(row["loss"]) for row in csv.DictReader(file)])
+            weights.append(load_file(tmp_path / name / "last" / "model.safetensors"))
+        assert len(losses[0]) == 4
+        assert losses[1] == pytest.approx(losses[0], rel=tolerance)
+        assert weights[1].keys() == weights[0].keys()
+        load_model(tmp_path / "other" / "last")
+
+    def test_progress_bar(self, tmp_path, cub, monkeypatch):
+        """On a terminal: loss, images a second and the time that is left."""
+        pty, fcntl, termios = (pytest.importorskip(name) for name in ("pty", "fcntl", "termios"))
+        screen, terminal = pty.openpty()
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 140, 0, 0))
+        # However fast the steps are, each is shown.
+        monkeypatch.setattr("scm_fast.training.trainer.tqdm", functools.partial(tqdm, mininterval=0))
+        trainer = Trainer(tiny(tmp_path / "run", cub), CPU)
+        with os.fdopen(terminal, "w") as stderr:
+            monkeypatch.setattr(sys, "stderr", stderr)
+            trainer.fit()
+            monkeypatch.undo()
+            shown = os.read(screen, 1 << 16).decode()
+        os.close(screen)
+        assert re.search(r"epoch 1/1: .* 5/20 .* images/s, loss=\d\.\d+, run_left=0:\d\d:\d\d", shown), shown
 
     def test_folder_without_boxes(self, tmp_path, capsys):
         """Classification chooses the model, and there is no threshold."""

@@ -4,6 +4,7 @@ import csv
 import multiprocessing
 import os
 import runpy
+import signal
 import socket
 import subprocess
 import sys
@@ -81,25 +82,35 @@ def launch(arguments: list[str], environment: dict[str, str], output: Path, proc
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory) -> Callable[..., Run]:
-    """start(name, options..., processes=, fault=, restarts=) runs train.py on a small CUB; with restarts, by
-    torchrun."""
+    """start(name, options..., processes=, fault=, restarts=, own_group=) runs train.py on a small CUB; with
+    restarts, by torchrun; with own_group, as the leader of a process group, as a shell in a terminal does."""
     folder = tmp_path_factory.mktemp("training")
     data = write_cub(folder / "CUB")
     (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG))
 
-    def run(name: str, *options: str, processes: int = 1, fault: str = "", restarts: int = 0) -> Run:
+    def run(
+        name: str,
+        *options: str,
+        processes: int = 1,
+        fault: str = "",
+        restarts: int = 0,
+        own_group: bool = False,
+    ) -> Run:
         script = str(ROOT / "tests" / "train_with_fault.py" if fault else ROOT / "train.py")
         given = ["--config", str(folder / "config.yaml"), "--data", str(data), "--out", str(folder / name)]
         arguments = [script, *given, *options]
         environment = {"OMP_NUM_THREADS": "1", "FAULT": fault}
-        if not restarts:
+        if not restarts and not own_group:
             output = folder / f"{name} {len(list(folder.iterdir()))}.txt"
             status = launch(arguments, environment, output, processes)
             return Run(folder / name, status, output.read_text())
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--monitor-interval=0.2"]
-        torchrun += [f"--nproc-per-node={processes}", f"--max-restarts={restarts}"]
+        command = [sys.executable]
+        if restarts:
+            command += ["-m", "torch.distributed.run", "--standalone", "--monitor-interval=0.2"]
+            command += [f"--nproc-per-node={processes}", f"--max-restarts={restarts}"]
         done = subprocess.run(
-            [*torchrun, *arguments],
+            [*command, *arguments],
+            start_new_session=own_group,
             env={**os.environ, **environment, "PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -192,12 +203,37 @@ def test_killed_run_resumes_bit_for_bit(start):
     assert_same_run(whole, finished(resumed))
 
 
-def test_stopped_run_saves_a_checkpoint(start, one_process):
-    stopped = start("stopped", fault="SIGTERM:4:0")
-    assert stopped.status == 128 + 15, stopped.said
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("workers", [0, 2], ids=["alone", "with all processes of its group"])
+def test_stopped_run_saves_a_checkpoint(start, one_process, name, workers):
+    run, options = f"stopped {name} {workers}", ("--workers", str(workers))
+    stopped = start(run, *options, fault=f"{name}:4:0", own_group=workers > 0)
+    assert stopped.status == 128 + signal.Signals[name], stopped.said
     assert "Traceback" not in stopped.said
-    assert "stopped by SIGTERM after step 5" in stopped.said
-    assert_same_run(one_process, finished(start("stopped", "--resume", "auto")))
+    assert stopped.said.count("stopping after this step") == 1
+    assert f"stopped by {name} after step 5" in stopped.said
+    assert_same_run(one_process, finished(start(run, *options, "--resume", "auto")))
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["whole", "killed and resumed"])
+def test_tensorboard_has_every_point_of_the_logs_once(start, killed):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    options = (f"tensorboard {killed}", "--tensorboard")
+    if killed:
+        assert start(*options, fault="SIGKILL:7:0").status == -9
+    folder = finished(start(*options, "--resume", "auto", processes=1 if killed else 2))
+    for log, place, tags in (
+        ("steps", "step", {"step/loss": "loss", "step/lr": "lr", "step/gradient_norm": "gradient_norm"}),
+        ("log", "epoch", {"epoch/train_loss": "train_loss", "epoch/gt_known": "gt_known", "lam/4": "lam_4",
+                          "epoch/threshold": "threshold", "epoch/top1_cls": "top1_cls", "beta/1": "beta_1"}),
+    ):  # fmt: skip
+        events = accumulator.EventAccumulator(str(folder / "tensorboard" / f"{place}s")).Reload()
+        with (folder / f"{log}.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        assert len(events.Tags()["scalars"]) == len(rows[0]) - 1  # all columns but the place
+        for tag, column in tags.items():
+            points = [(event.step, event.value) for event in events.Scalars(tag)]
+            assert points == [(int(row[place]), pytest.approx(float(row[column]))) for row in rows], tag
 
 
 def test_rank_that_dies_is_restarted_and_resumes(start, two_processes):

@@ -19,6 +19,8 @@ COMMANDS: dict[str, str] = {
     "check-data": "look through a data folder and list everything that is wrong with it",
     "train": "train a network on image labels, and evaluate it",
     "evaluate": "how well a trained network classifies and localises, by a named protocol",
+    "compare": "put runs side by side: figures, baselines and what differs",
+    "plot": "draw the curves of a run, and the maps of every calibration block",
     "predict": "classes and boxes of your images, with a trained network",
     "export": "write a trained network as one .pt2 or .onnx file",
 }

@@ -7,10 +7,11 @@
   torchrun --nproc-per-node 8 -m scm_fast.cli train --config cub_deit_small --data CUB_200_2011
 
 In a checkout, `python train.py` is the same, and `torchrun train.py`. A configuration is a YAML file of the
-fields below, or the name of a recipe that is built in; any field can be given here too, and wins. Without
---config, --data alone trains by the paper's recipe for CUB. The run folder (--out) receives the resolved
-configuration, logs, checkpoints, the best models and the evaluation of the test split. After a crash or a
-Ctrl-C, the same command with --resume auto continues where the run was. See docs/training.md.
+fields below, or the name of a recipe that is built in; any field can be given here too, and wins. What is not
+given has the value in parentheses; those are the paper's for CUB. Without --config and --data it is the recipe
+builtin. The run folder (--out) receives the resolved configuration, logs, checkpoints, the best models and
+the evaluation of the test split; scm-fast plot draws it and scm-fast compare puts it beside others. After a
+crash or a Ctrl-C, the same command with --resume auto continues where the run was. See docs/training.md.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 from collections.abc import Iterator
 
 import torch
@@ -189,7 +190,16 @@ def _data_loader(
         persistent_workers=workers > 0,
         prefetch_factor=4 if workers else None,
         generator=torch.Generator().manual_seed(samples.seed),  # otherwise it would draw from the global one
+        worker_init_fn=_leave_signals_to_the_parent,
     )
+
+
+def _leave_signals_to_the_parent(worker: int) -> None:
+    """Ctrl-C in a terminal and SIGTERM of a scheduler reach the workers too. What to do about it is up to the
+    process that they work for: a training run still finishes its step, and needs them for that. They end when
+    it ends them, or within seconds of its death, which DataLoader has them look out for."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def default_workers(device: torch.device) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import typing
 from collections.abc import Iterable
 from dataclasses import field
 from importlib import resources
@@ -60,7 +61,7 @@ class TrainConfig:
     # Model
     backbone: str = option("deit_small_patch16_224", "a timm name, or conformer_small_patch16")
     pretrained: bool | str = option(True, "true for timm's hub, false, or a weight file")
-    method: Literal["scm", "tscam", "cls"] = option("scm", "what is trained")
+    method: Literal["scm", "tscam", "cls"] = option("scm", "scm, or a baseline: tscam, or cls, a classifier")
     preset: Literal["paper", "official"] = option("paper", "the paper's settings or its published code's")
     backend: Literal["auto", "reference", "torch", "triton"] = option("auto", "kernels of the calibration")
     image_size: Count = option(224, "pixels")
@@ -100,6 +101,7 @@ class TrainConfig:
     # Run
     out: str | None = option(None, "run folder; null: runs/<data>-<backbone>-<method>")
     resume: Literal["no", "auto"] = option("no", "auto: continue the run in the folder, if there is one")
+    tensorboard: bool = option(False, "write the logs for TensorBoard too; needs scm-fast[tensorboard]")
     checkpoint_steps: Count = option(500, "optimiser steps between checkpoints; each epoch ends with one too")
 
     def __post_init__(self) -> None:
@@ -138,6 +140,15 @@ class TrainConfig:
 
 
 FIELDS = {f.name: f for f in dataclasses.fields(TrainConfig)}
+# The parts of the configuration, by their first field.
+PARTS = {
+    "data": "data",
+    "backbone": "model",
+    "epochs": "optimisation",
+    "device": "machine",
+    "protocol": "evaluation",
+    "out": "run folder",
+}
 
 
 def make_config(values: dict[str, Any], source: str) -> TrainConfig:
@@ -205,14 +216,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config", help=f"YAML file, or one of {', '.join(recipe_names())}; the other options override it"
     )
+    types = typing.get_type_hints(TrainConfig)
     for name, f in FIELDS.items():
+        if name in PARTS:
+            part = parser.add_argument_group(PARTS[name])
+        choices = typing.get_args(types[name]) if typing.get_origin(types[name]) is Literal else ()
         default = {} if f.default is dataclasses.MISSING else f.default
         shown = yaml.safe_dump(default, default_flow_style=True).splitlines()[0]
         flag = {"nargs": "?", "const": "true"} if isinstance(default, bool) else {}
-        parser.add_argument(
+        part.add_argument(
             f"--{name.replace('_', '-')}",
             default=argparse.SUPPRESS,
-            metavar="VALUE",
+            metavar="|".join(choices) or "VALUE",
             help=f"{f.metadata['help']} ({shown})".replace("%", "%%"),
             **flag,  # type: ignore[arg-type]
         )

@@ -8,14 +8,13 @@
     best_gt_known/    the best by the chosen metric of the validation split  | for scm_fast.load_model
     best_top1_cls/    the best by classification                            /
     evaluation/       the test split, at the end
+    tensorboard/      with --tensorboard: steps.csv and log.csv again
 """
 
 from __future__ import annotations
 
-import csv
 import os
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ MAY_CHANGE = {
         "micro_batch",
     ),
     *("backend", "device", "amp", "channels_last", "compile", "grad_checkpointing"),
-    *("out", "resume", "checkpoint_steps", "report", "test_split"),
+    *("out", "resume", "checkpoint_steps", "tensorboard", "report", "test_split"),
 }
 
 
@@ -108,34 +107,3 @@ class RunFolder:
             save_model(model, self.path / name)
         except OSError as error:
             raise InputError(f"{self.path / name}: the model could not be written ({error})") from error
-
-
-class CsvLog:
-    """A table that grows by a row at a time, each on the disk before the next."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def keep_below(self, column: str, limit: int) -> None:
-        """Drop rows from `limit` on, which a resumed run writes again, and a row that was cut short."""
-        if not self.path.is_file():
-            return
-        with self.path.open(newline="") as file:
-            rows = list(csv.DictReader(file))
-        whole = [row for row in rows if None not in row.values() and row[column].isdigit()]
-        kept = [row for row in whole if int(row[column]) < limit]
-        if not kept:
-            self.path.unlink()
-            return
-        with replacing(self.path) as partial, partial.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(kept[0]))
-            writer.writeheader()
-            writer.writerows(kept)
-
-    def add(self, row: Mapping[str, object]) -> None:
-        new = not self.path.is_file()
-        with self.path.open("a", newline="") as file:
-            writer = csv.DictWriter(file, list(row))
-            if new:
-                writer.writeheader()
-            writer.writerow(row)

@@ -22,8 +22,9 @@ from ..evaluation import Result
 from ..models.weights import load_strictly
 from . import processes
 from .config import TrainConfig
+from .logs import RunLogs, check_tensorboard
 from .optimization import build_optimizer, build_scheduler
-from .run_folder import CsvLog, RunFolder
+from .run_folder import RunFolder
 from .setup import amp_dtype, build_loader, build_model
 from .validation import SplitEvaluation, make_predictor, open_split
 
@@ -61,6 +62,8 @@ class Trainer:
 
     def __init__(self, config: TrainConfig, device: torch.device) -> None:
         self.config, self.device = config, device
+        if config.tensorboard:
+            check_tensorboard()
         self.amp = amp_dtype(config.amp, device)
         self.dataset = open_split(config, config.train_split)
         torch.manual_seed(config.seed)
@@ -86,8 +89,7 @@ class Trainer:
 
         assert config.out is not None
         self.folder = RunFolder(config.out)
-        self.steps_log = CsvLog(self.folder.path / "steps.csv")
-        self.epochs_log = CsvLog(self.folder.path / "log.csv")
+        self.logs = RunLogs(self.folder.path, config.tensorboard)
         self._open_folder(resume=config.resume == "auto" or processes.restarts() > 0)
 
     # Checkpoints
@@ -95,8 +97,12 @@ class Trainer:
     def _open_folder(self, resume: bool) -> None:
         weights = sum(p.numel() * p.element_size() for p in self.model.parameters())
         processes.on_first(self.folder.prepare, self.config, resume, weights)
-        if not (resume and self.folder.has_checkpoint):
-            return
+        if resume and self.folder.has_checkpoint:
+            self._resume()
+        if processes.is_first():
+            self.logs.begin(self.step, self.validated)
+
+    def _resume(self) -> None:
         state = self.folder.load_checkpoint()
         load_strictly(self.model, state["model"], str(self.folder.checkpoint_file))
         self.optimizer.load_state_dict(state["optimizer"])
@@ -112,8 +118,6 @@ class Trainer:
             if self.device.type == "cuda" and "cuda" in random:
                 torch.cuda.set_rng_state(random["cuda"], self.device)
         if processes.is_first():
-            self.steps_log.keep_below("step", self.step)
-            self.epochs_log.keep_below("epoch", self.validated)
             logger.warning("resumed %s at epoch %d, step %d", self.folder.path, self.loader.epoch, self.step)
 
     def save(self) -> None:
@@ -134,13 +138,14 @@ class Trainer:
             "meter": asdict(self.meter),
             "threshold": self.model.config.threshold,
         }
+        self.logs.flush()
         processes.on_first(self.folder.save_checkpoint, state, self.model)
 
     # Training
 
     def fit(self) -> None:
         """Train and validate the epochs that are left. Raises Interrupted and Diverged."""
-        with self.stop:
+        with contextlib.closing(self.logs), self.stop:
             while True:
                 if self.validated < self.loader.epoch:  # also if the run was stopped in the validation
                     self._validate_epoch()
@@ -224,7 +229,7 @@ class Trainer:
         self.meter.seconds += time.perf_counter() - begin
         if processes.is_first():
             epoch = self.loader.epoch
-            self.steps_log.add(
+            self.logs.add_step(
                 {"step": self.step, "epoch": epoch, "loss": loss, "lr": rate, "gradient_norm": norm.item()}
             )
         self.step += 1
@@ -288,7 +293,7 @@ class Trainer:
         for name in () if calibration is None else ("lam", "beta"):
             for block, value in enumerate(getattr(calibration, name).tolist(), 1):
                 row[f"{name}_{block}"] = value
-        self.epochs_log.add(row)
+        self.logs.add_epoch(row)
         found = f", GT-Known {values['gt_known']:.1f} %" if "gt_known" in values else ""
         print(
             f"epoch {self.validated + 1}/{self.config.epochs}: loss {row['train_loss']:.3f}, "

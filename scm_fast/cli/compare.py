@@ -1,0 +1,53 @@
+"""Put runs side by side.
+
+  scm-fast compare runs/birds-scm runs/birds-tscam
+  scm-fast compare runs/scm-seed* runs/tscam-seed* --plot curves.png
+  scm-fast compare runs/* --json > runs.json
+
+Each RUN is a folder that train.py wrote, finished or not. You get the figures of the test split beside those
+of boxes that look at no image, the figures of the validation split in the best epoch, in what the
+configurations differ, and warnings where the figures should not be compared: other data, another protocol,
+a run that is not finished.
+
+Runs that differ in nothing but their seed (and in what has no influence on the result, such as the number of
+loading processes) share a row: mean ± standard deviation. images/s is the training speed in the median epoch.
+
+--plot draws loss, classification, GT-Known and threshold over the epochs of all runs; it needs matplotlib:
+pip install 'scm-fast[plots]'
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from ..errors import InputError
+from ..extras import require_extra
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_folders", nargs="+", metavar="RUN", type=Path, help="folders of runs")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw the curves of the runs")
+
+
+def run(args: argparse.Namespace) -> int:
+    from ..runs import read_run
+    from ..runs.comparison import group_runs
+    from ..runs.comparison_output import comparison_data, comparison_text
+
+    if args.plot is not None:
+        require_extra("matplotlib", "plots", "--plot")
+        if args.plot.suffix.lower() != ".png":
+            raise InputError(f"--plot {args.plot}: expected a name that ends in .png")
+    folders = {path.resolve(): path for path in args.run_folders}  # a run that is given twice is one run
+    groups = group_runs([read_run(path) for path in folders.values()])
+    print(json.dumps(comparison_data(groups), indent=1) if args.json else comparison_text(groups))
+    if args.plot is not None:
+        from ..runs.comparison_figure import comparison_figure
+        from ..runs.curves import save_figure
+
+        print(save_figure(comparison_figure(groups), args.plot), file=sys.stderr)
+    return 0

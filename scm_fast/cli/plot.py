@@ -1,0 +1,100 @@
+"""Draw a run: its curves, and what the calibration makes of the maps of some images.
+
+  scm-fast plot runs/birds
+  scm-fast plot runs/birds --images 0 17 001.Albatross/photo_0001.jpg
+  scm-fast plot runs/birds --images my_photo.jpg --model last --out pictures
+
+RUN is the folder of a run that is finished, was stopped or is still going on. In RUN/plots, or OUT, you get
+
+  loss.png          training loss and learning rate, step by step
+  accuracy.png      classification and localisation on the validation split, epoch by epoch
+  threshold.png     the box threshold that was best in each epoch
+  calibration.png   lambda and beta of every calibration block (of SCM runs)
+  maps.png          for some images, in columns: the image; S^0 ... S^L above and F^0 ... F^L below, where 0 is what
+                    the network gives and l what block l makes of it; the box (red; the true one is green)
+                    above the map that it is cut from
+
+S is the map of the image's class; where that is not known, of the class that was found. IMAGES are image
+files, or images of the run's test split by number or by name. Without --images there are four of the split,
+and a run whose model or data are not here is drawn without them.
+
+Needs matplotlib: pip install 'scm-fast[plots]'
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import InputError
+from ..extras import require_extra
+
+if TYPE_CHECKING:
+    from ..runs import RunRecord
+
+DEFAULT_IMAGES = 4
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_folder", metavar="RUN", type=Path, help="folder that train.py wrote")
+    parser.add_argument(
+        "--images", nargs="+", metavar="IMAGE", help="files, or numbers or names of the split"
+    )
+    parser.add_argument("--split", help="where numbers and names are looked up (the run's test split)")
+    parser.add_argument("--data", help="the run's data folder, if it is elsewhere now")
+    parser.add_argument("--model", help="last, best_top1_cls, ... (the best by the run's metric)")
+    parser.add_argument("--out", type=Path, help="folder for the pictures (RUN/plots)")
+    parser.add_argument("--device", help="e.g. cuda, cuda:1, cpu (default: cuda if there is one)")
+
+
+def run(args: argparse.Namespace) -> int:
+    require_extra("matplotlib", "plots", "scm-fast plot")
+    from ..runs import read_run
+    from ..runs.curves import draw_curves
+
+    record = read_run(args.run_folder)
+    if args.data is not None:
+        record = dataclasses.replace(record, config=dataclasses.replace(record.config, data=args.data))
+    out = args.out or record.path / "plots"
+    try:
+        written = draw_curves(record, out)
+        try:
+            written.append(draw_maps(record, out, args))
+        except InputError as error:
+            if args.images or args.model:
+                raise
+            print(f"scm-fast plot: no maps: {error}", file=sys.stderr)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise InputError(f"--out {out}: not a folder ({error.strerror})") from error
+    if not written:
+        raise InputError(f"{record.path}: this run has logged nothing yet")
+    for path in written:
+        print(path)
+    return 0
+
+
+def draw_maps(record: RunRecord, out: Path, args: argparse.Namespace) -> Path:
+    from ..devices import resolve_device
+    from ..evaluation.runner import check_classes
+    from ..models import load_model
+    from ..runs.curves import save_figure
+    from ..runs.maps import choose_subjects, compute_maps, maps_figure
+    from ..training.validation import open_split
+
+    model = load_model(record.path / args.model if args.model else record.kept_model)
+    wanted: Sequence[str] = args.images or ()
+    dataset = None
+    if not wanted or not all(Path(word).is_file() for word in wanted):
+        dataset = open_split(record.config, args.split or record.config.test_split)
+        check_classes(model, dataset)
+        # The middles of equal parts, so that they are of different classes where the data are in order.
+        parts = min(DEFAULT_IMAGES, len(dataset))
+        wanted = wanted or [str((2 * part + 1) * len(dataset) // (2 * parts)) for part in range(parts)]
+    subjects = choose_subjects(dataset, wanted)
+    results = compute_maps(model, subjects, resolve_device(args.device), record.config.protocol)
+    names = model.config.class_names or [str(label) for label in range(model.config.num_classes)]
+    return save_figure(maps_figure(results, names), out / "maps.png")

@@ -1,0 +1,164 @@
+"""The maps of a trained model on some images, after every calibration block."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from numpy.typing import NDArray
+from PIL import Image
+
+from ..data import LocalizationDataset
+from ..data.images import load_image
+from ..errors import InputError
+from ..evaluation import protocols
+from ..evaluation.boxes import EVALUATION_SIZE, largest_box, resize_map, scale_to_image, to_uint8
+from ..evaluation.runner import evaluation_recipe
+from ..localizer import DEFAULT_THRESHOLD
+from ..models import LocalizationModel
+
+Box = Sequence[float]  # x0, y0, x1, y1 in pixels of the image
+PANEL = 1.6  # inches, width of a panel
+TITLE = 0.3  # inches, above each panel
+OPACITY = 0.55
+LARGEST = (448, 448)  # pixels of a panel
+TRUTH, FOUND = "lime", "red"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An image to look at; label and boxes if it is of a data set."""
+
+    name: str
+    image: Image.Image
+    label: int | None = None
+    boxes: Sequence[Box] = ()
+
+
+@dataclass(frozen=True)
+class BlockMaps:
+    """What the model makes of an image. Index 0 is as the network gives it, index l after block l."""
+
+    subject: Subject
+    label: int  # the class that the semantic maps are of: the true one where it is known, else the best
+    best: int
+    score: float  # softmax probability of the best class
+    semantic: list[NDArray[np.float32]]  # S^l, each (H, W); empty for a model without
+    attention: list[NDArray[np.float32]]  # F^l, each (H, W)
+    activation: NDArray[np.float64]  # F^0 * S^0 at the evaluation size, in [0, 1]
+    box: Box
+
+
+def choose_subjects(dataset: LocalizationDataset | None, wanted: Sequence[str]) -> list[Subject]:
+    """Image files, and images of the data set by their number or their name in it."""
+    subjects = []
+    names = {} if dataset is None else {record.id: index for index, record in enumerate(dataset.records)}
+    for word in wanted:
+        if Path(word).is_file():
+            subjects.append(Subject(Path(word).name, load_image(word)))
+            continue
+        if dataset is None:
+            raise InputError(f"{word}: no such file")
+        index = names.get(word, int(word) if word.isdigit() else -1)
+        if not 0 <= index < len(dataset):
+            raise InputError(
+                f"{word}: neither a file, nor the name of an image of split {dataset.split} of {dataset.root}, "
+                f"such as {dataset.records[0].id}, nor a number from 0 to {len(dataset) - 1}"
+            )
+        record = dataset.records[index]
+        # Full size, unlike for the network: boxes are in pixels of the original.
+        subjects.append(Subject(record.id, dataset.load(index), record.label, record.boxes))
+    return subjects
+
+
+@torch.inference_mode()
+def compute_maps(
+    model: LocalizationModel, subjects: Sequence[Subject], device: torch.device, protocol: str
+) -> list[BlockMaps]:
+    """protocol: under which the model's threshold was chosen; it says how maps are resized."""
+    recipe = evaluation_recipe(model)
+    model = model.to(device).eval()
+    threshold = DEFAULT_THRESHOLD if model.config.threshold is None else model.config.threshold
+    interpolation = protocols.settings(protocol).get("interpolation", "cubic")
+    results = []
+    for subject in subjects:
+        pixels = recipe.prepare(subject.image).unsqueeze(0).to(device)
+        localization = model(recipe.normalize(pixels))
+        score, best = localization.logits.softmax(1).max(1)
+        label = int(best) if subject.label is None else subject.label
+        semantic, attention = [], [localization.attention]
+        if localization.semantic is not None:
+            semantic = [localization.semantic]
+            if model.calibration is not None:
+                trace = model.calibration.trace(localization.semantic, localization.attention)
+                semantic += trace.semantic
+                attention += trace.attention
+        activation = localization.activation_map(torch.tensor([label], device=device))[0]
+        resized = resize_map(activation.float().cpu().numpy(), interpolation=interpolation)
+        box = largest_box(to_uint8(resized), threshold)
+        results.append(
+            BlockMaps(
+                subject,
+                label,
+                int(best),
+                float(score),
+                [maps[0, label].float().cpu().numpy() for maps in semantic],
+                [maps[0].float().cpu().numpy() for maps in attention],
+                resized,
+                scale_to_image(box, subject.image.size, EVALUATION_SIZE).tolist(),
+            )
+        )
+    return results
+
+
+def maps_figure(results: Sequence[BlockMaps], class_names: Sequence[str]) -> Figure:
+    """Two rows an image: image, S^0 ... S^L and the box; what it is, F^0 ... F^L and the map of the box."""
+    blocks = len(results[0].attention)
+    sizes = [result.subject.image.size for result in results]
+    heights = [PANEL * height / width + TITLE for width, height in sizes for _ in range(2)]
+    figure = Figure(figsize=(PANEL * (blocks + 2), sum(heights)), layout="constrained")
+    grid = figure.subplots(len(heights), blocks + 2, squeeze=False, height_ratios=heights)
+    for axes in grid.flat:
+        axes.set_axis_off()
+    for row, result in enumerate(results):
+        upper, lower = grid[2 * row], grid[2 * row + 1]
+        _show(upper[0], result, None, "image")
+        _write(lower[0], result, class_names)
+        for block in range(blocks):
+            if result.semantic:
+                _show(upper[1 + block], result, result.semantic[block], f"$S^{{{block}}}$")
+            _show(lower[1 + block], result, result.attention[block], f"$F^{{{block}}}$")
+        _show(upper[-1], result, None, "box")
+        for corners, colour in [*((box, TRUTH) for box in result.subject.boxes), (result.box, FOUND)]:
+            x0, y0, x1, y1 = corners
+            outline = Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, edgecolor=colour, linewidth=1.8)
+            upper[-1].add_patch(outline)
+        _show(lower[-1], result, result.activation, "$F^0 S^0$" if result.semantic else "$F^0$")
+    return figure
+
+
+def _show(axes: Axes, result: BlockMaps, values: NDArray | None, title: str) -> None:
+    """The image, with a map as heat over it, on axes in pixels of the image."""
+    width, height = result.subject.image.size
+    small = result.subject.image.copy()
+    small.thumbnail(LARGEST)  # a photograph has many times the pixels of a panel
+    axes.imshow(small, extent=(0, width, height, 0))
+    axes.set_title(title, fontsize="small")
+    if values is not None:
+        heat = resize_map(values).clip(0, 1)
+        axes.imshow(heat, extent=(0, width, height, 0), cmap="turbo", vmin=0, vmax=1, alpha=OPACITY)
+
+
+def _write(axes: Axes, result: BlockMaps, class_names: Sequence[str]) -> None:
+    lines = [result.subject.name.rsplit("/", 1)[-1], f"found, {result.score:.2f}:", class_names[result.best]]
+    if result.subject.label is not None:
+        lines += ["true:", class_names[result.label]]
+    folded = "\n".join(part for line in lines for part in textwrap.wrap(line, 24))
+    axes.text(0, 0.5, folded, fontsize=6, va="center", transform=axes.transAxes)

@@ -1,0 +1,94 @@
+"""A run folder as data: configuration, logs and the evaluation of the test split."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ..errors import InputError
+from ..training.config import TrainConfig, make_config, read_yaml
+
+Row: TypeAlias = "dict[str, float | None]"  # None: there was nothing to write, as a threshold without boxes
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a run has written so far."""
+
+    path: Path
+    config: TrainConfig
+    steps: list[Row]  # steps.csv
+    epochs: list[Row]  # log.csv
+    evaluation: dict[str, Any] | None  # metrics.json of the test split; None if the run is not finished
+
+    @property
+    def chosen_metric(self) -> str:
+        """The metric of the validation split that the kept model is best by; classification without boxes."""
+        chosen = self.config.best_metric
+        return chosen if any(chosen in row for row in self.epochs) else "top1_cls"
+
+    @property
+    def best_epoch(self) -> Row | None:
+        """The log of the epoch whose model was kept, the first of equals."""
+        if not self.epochs:
+            return None
+        return max(self.epochs, key=lambda row: _value(row, self.chosen_metric))
+
+    @property
+    def kept_model(self) -> Path:
+        """The folder of the best model, or of the newest if none was validated yet."""
+        return self.path / (f"best_{self.chosen_metric}" if self.epochs else "last")
+
+    def column(self, name: str) -> list[float]:
+        """A column of log.csv, with NaN for what was not known."""
+        return [_value(row, name, float("nan")) for row in self.epochs]
+
+
+def read_run(path: str | Path) -> RunRecord:
+    """The run in a folder that train.py wrote, finished or not."""
+    path = Path(path)
+    if not path.is_dir():
+        raise InputError(f"{path}: no such run folder")
+    if not (path / "config.yaml").is_file():
+        raise InputError(f"{path}: not a run folder: train.py would have written config.yaml there")
+    config = make_config(read_yaml(path / "config.yaml"), str(path / "config.yaml"))
+    metrics = path / "evaluation" / "metrics.json"
+    return RunRecord(
+        path,
+        config,
+        _read_rows(path / "steps.csv"),
+        _read_rows(path / "log.csv"),
+        _read_metrics(metrics) if metrics.is_file() else None,
+    )
+
+
+def _read_metrics(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+        return {name: content[name] for name in ("metrics", "baselines", "images", "threshold", "protocol")}
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path}: not the metrics of an evaluation ({error})") from error
+
+
+def _read_rows(path: Path) -> list[Row]:
+    """The whole rows of a log: the last one may have been cut short, or be half written at the moment."""
+    if not path.is_file():
+        return []
+    rows: list[Row] = []
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            if None in row or None in row.values():
+                continue
+            try:
+                rows.append({name: float(value) if value else None for name, value in row.items()})
+            except ValueError as error:
+                raise InputError(f"{path}: row {len(rows) + 1} is not of numbers ({error})") from error
+    return rows
+
+
+def _value(row: Row, name: str, otherwise: float = float("-inf")) -> float:
+    value = row.get(name)
+    return otherwise if value is None else value
