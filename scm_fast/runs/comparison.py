@@ -54,15 +54,15 @@ class Group:
     @cached_property
     def figures(self) -> dict[str, dict[str, Summary | None]]:
         """By split, `test` and `validation`, and metric; also `threshold`, and `epoch` of the validation."""
-        test = [run.evaluation for run in self.runs]
-        best = [run.best_epoch for run in self.runs]
+        test: list[dict[str, Any]] = [run.evaluation or {} for run in self.runs]
+        best: list[dict[str, Any]] = [run.best_epoch or {} for run in self.runs]
         figures: dict[str, dict[str, Summary | None]] = {
-            "test": {name: Summary.of(_test_value(e, name) for e in test) for name in METRICS},
-            "validation": {name: Summary.of(row and row.get(name) for row in best) for name in METRICS},
+            "test": {name: Summary.of(_test_value(content, name) for content in test) for name in METRICS},
+            "validation": {name: Summary.of(row.get(name) for row in best) for name in METRICS},
         }
-        figures["test"]["threshold"] = Summary.of(e and e["threshold"] for e in test)
-        figures["validation"]["threshold"] = Summary.of(row and row.get("threshold") for row in best)
-        figures["validation"]["epoch"] = Summary.of(row and (row["epoch"] or 0) + 1 for row in best)
+        figures["test"]["threshold"] = Summary.of(content.get("threshold") for content in test)
+        figures["validation"]["threshold"] = Summary.of(row.get("threshold") for row in best)
+        figures["validation"]["epoch"] = Summary.of(row["epoch"] + 1 if row else None for row in best)
         return figures
 
     @cached_property
@@ -85,8 +85,8 @@ class Group:
         return span if done == [self.config.epochs] else f"{span} of {self.config.epochs}"
 
 
-def _test_value(evaluation: dict[str, Any] | None, name: str) -> float | None:
-    return None if evaluation is None else evaluation["metrics"].get(name, {}).get("value")
+def _test_value(evaluation: dict[str, Any], name: str) -> float | None:
+    return evaluation.get("metrics", {}).get(name, {}).get("value")
 
 
 def group_runs(runs: Sequence[RunRecord]) -> list[Group]:

@@ -27,6 +27,6 @@ def comparison_figure(groups: Sequence[Group]) -> Figure:
                 axes.plot(numbers(run), run.column(column), marker=".", color=f"C{number}", label=group.name)
         axes.set(xlabel="epochs", ylabel=title)
         count_epochs(axes)
-    handles = {line.get_label(): line for line in figure.axes[0].get_lines()}  # one for each group
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", fontsize="small")
+    lines = {str(line.get_label()): line for line in figure.axes[0].get_lines()}  # one for each group
+    figure.legend(list(lines.values()), list(lines), loc="outside lower center", fontsize="small")
     return figure
