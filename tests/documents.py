@@ -63,13 +63,14 @@ def broken_links(page: Path) -> list[str]:
 
 
 def commands(script: str) -> list[list[str]]:
-    """The commands of a shell script as words, without comments, assignments and launchers."""
+    """The commands of a shell script as words, without comments, redirections, assignments and launchers."""
     found = []
     for line in script.replace("\\\n", " ").splitlines():
         if line.lstrip().startswith(("#", "export ")):
             continue
+        line = re.sub(r"\s#.*|\s>\s*\S+", "", line)
         for command in re.split(r"&&|\||;", line):
-            words = shlex.split(command, comments=True)
+            words = shlex.split(command)
             while words and (re.fullmatch(r"[A-Z_]+=.*", words[0]) or words[0] in ("srun", "time")):
                 words = words[1:]
             if words:

@@ -128,7 +128,7 @@ def check_command(words: list[str], whole: bool) -> None:
     elif "/" in program:
         check_paths([program])
     else:
-        assert program in ("cd", "git", "pre-commit", "sbatch", "ls", "open", "xdg-open"), (
+        assert program in ("cd", "git", "pre-commit", "sbatch", "ls", "open", "tensorboard"), (
             f"unchecked: {words}"
         )
 

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from ..data import synthetic
-from ..data.opening import LAYOUTS, available_splits, read_split, resolve_layout
+from ..data.opening import LAYOUTS, available_splits, check_sources, read_split, resolve_layout
 from ..data.records import Problem, Split
 from ..data.validation import check_split
 from ..errors import InputError
@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     layout, folder = resolve_layout(args.root, args.layout)
+    check_sources(layout, args.images, args.boxes)
     # trainval is train and val together.
     names = args.split or [name for name in available_splits(layout, folder) if name != "trainval"]
     problems: dict[Problem, None] = {}  # without those that several splits share, in order

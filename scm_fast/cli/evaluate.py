@@ -34,7 +34,7 @@ from ..evaluation.report import write_report
 from ..evaluation.runner import Predictor, Run, evaluate_split, evaluation_recipe
 from ..evaluation.strategy import DEFAULT, Strategy
 from ..models import load_model
-from ..training.processes import is_first, start_processes
+from ..training.processes import is_first, on_first, start_processes
 
 AMP = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -62,10 +62,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_arguments(args: argparse.Namespace) -> None:
+    """Before anything is computed that could not be written."""
     if (args.threshold is None) == (args.protocol == "fixed"):
         raise InputError("--threshold T and --protocol fixed go together")
     if args.threshold is not None and not 0 <= args.threshold < 1:
         raise InputError(f"--threshold must be in [0, 1), got {args.threshold}")
+
+
+def make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out {out}: cannot be made a folder ({error.strerror})") from error
 
 
 def evaluate(args: argparse.Namespace, predictor: Predictor, split: str) -> Run:
@@ -101,6 +109,9 @@ def run(args: argparse.Namespace) -> int:
     strategy = Strategy.parse(args.strategy)
     strategy.check(model)
     predictor = Predictor(model, device, strategy, AMP[args.amp])
+    checkpoint = Path(args.checkpoint)
+    out = args.out or (checkpoint if checkpoint.is_dir() else checkpoint.parent) / "evaluation"
+    on_first(make_folder, out)
 
     if args.protocol == "heldout":
         validation = evaluate(args, predictor, args.val_split)
@@ -122,8 +133,6 @@ def run(args: argparse.Namespace) -> int:
         "versions": {"scm_fast": __version__, "torch": torch.__version__, "opencv": cv2.__version__},
     }
     if is_first():
-        checkpoint = Path(args.checkpoint)
-        out = args.out or (checkpoint if checkpoint.is_dir() else checkpoint.parent) / "evaluation"
         output.write_all(out, result, test, about)
         if args.report:
             write_report(out / "report.html", result, test, predictor, about)

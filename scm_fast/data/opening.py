@@ -71,13 +71,7 @@ def read_split(
     layout: str, folder_root: Path, split: str, images: Path | None = None, boxes: Path | None = None
 ) -> Split:
     """The unchecked split of a folder whose layout is known."""
-    for option, value, users in (("images", images, ("wsol",)), ("boxes", boxes, ("ilsvrc", "folder"))):
-        if value is not None and layout not in users:
-            raise InputError(
-                f"{option}={value}: the {layout} layout has no use for it, only {' and '.join(users)}"
-            )
-        if value is not None and not value.exists():
-            raise InputError(f"{value}: no such file or folder ({option})")
+    check_sources(layout, images, boxes)
     splits = available_splits(layout, folder_root)
     if split not in splits:
         raise InputError(f"{folder_root}: there is no split {split!r}, only {', '.join(splits)}")
@@ -88,6 +82,17 @@ def read_split(
     if layout == "ilsvrc":
         return ilsvrc.read_split(folder_root, split, boxes)
     return folder.read_split(folder_root, split, boxes)
+
+
+def check_sources(layout: str, images: Path | None, boxes: Path | None) -> None:
+    """Raise an InputError if the layout has no use for what was given, or it is not there."""
+    for option, value, users in (("images", images, ("wsol",)), ("boxes", boxes, ("ilsvrc", "folder"))):
+        if value is not None and layout not in users:
+            raise InputError(
+                f"{option}={value}: the {layout} layout has no use for it, only {' and '.join(users)}"
+            )
+        if value is not None and not value.exists():
+            raise InputError(f"{value}: no such file or folder ({option})")
 
 
 def open_dataset(

@@ -80,7 +80,9 @@ def build_backbone(
         kwargs = {**CONFORMERS[name], "num_classes": num_classes, "drop_path_rate": drop_path_rate, **options}
         return Conformer(**kwargs)
     if not timm.is_model(name.split(".")[0]):
-        near = difflib.get_close_matches(name.split(".")[0], [*timm.list_models(), *CONFORMERS], n=4)
+        known = [*timm.list_models(), *CONFORMERS]
+        near = [other for other in known if other.startswith(name)][:4]
+        near = near or difflib.get_close_matches(name.split(".")[0], known, n=4)
         hint = f"; did you mean one of {', '.join(near)}?" if near else ""
         raise InputError(f"backbone {name!r} is not a model of timm {timm.__version__}{hint}")
     if image_size is not None:
