@@ -88,6 +88,11 @@ class Localizer:
         threshold: float | None = None,
         top_k: int = 5,
     ) -> None:
+        if not isinstance(model, LocalizationModel):
+            raise InputError(
+                f"model must be a LocalizationModel, got {type(model).__name__}; a path goes to "
+                "Localizer.from_checkpoint"
+            )
         config = model.config
         if threshold is None:
             threshold = DEFAULT_THRESHOLD if config.threshold is None else config.threshold
@@ -194,6 +199,8 @@ def find_images(images: ImageLike | Iterable[ImageLike]) -> Iterator[ImageLike]:
     """The images one by one, with every folder replaced by the image files below it."""
     if isinstance(images, (str, os.PathLike, Image.Image, np.ndarray)):
         images = [images]
+    if not isinstance(images, Iterable):
+        raise InputError(f"expected images, paths or a list of them, got {type(images).__name__}")
     for image in images:
         if isinstance(image, (str, os.PathLike)):
             yield from image_files(image)

@@ -1,5 +1,6 @@
 """`scm-fast check-data` as a user runs it."""
 
+import json
 import subprocess
 import sys
 
@@ -108,14 +109,32 @@ def test_ilsvrc_without_val_folder_is_one_problem_among_others(tmp_path, check_d
     [
         (("nothing_here",), "nothing_here: no such folder"),
         ((".",), "no known layout here"),
-        ((".", "--layout", "cub"), "this is no cub layout"),
+        (
+            (".", "--layout", "cub"),
+            "this is no cub layout. Expected images.txt and image_class_labels.txt, here or in CUB_200_2011/; "
+            "the folder has: notes.md",
+        ),
     ],
 )
 def test_what_cannot_be_checked(tmp_path, monkeypatch, arguments, message, check_data):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.md").write_text("no images")
     status, _, err = check_data(*arguments)
     assert status == 2
     assert message in err
+
+
+def test_json(tmp_path, check_data):
+    root = write_cub(tmp_path)
+    (root / "images" / "002.Bird_1" / "Bird_1_0001.jpg").unlink()
+    status, out, err = check_data(root, "--json")
+    assert (status, err) == (1, "")
+    found = json.loads(out)
+    assert found["layout"] == "cub"
+    train = next(split for split in found["splits"] if split["split"] == "train")
+    assert (train["images"], train["classes"], train["boxes"], train["width"]) == (21, 3, 21, [60, 60, 60])
+    assert len(found["problems"]) == 1
+    assert "Bird_1_0001.jpg" in found["problems"][0]
 
 
 def test_unknown_split(tmp_path, check_data):

@@ -287,3 +287,40 @@ def test_a_checkpoint_of_a_real_model_predicts_the_same(tmp_path):
     loaded = load_model(save_model(model, tmp_path / "checkpoint"))
     for ours, theirs in zip(loaded(images), model.eval()(images), strict=True):
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("classes", "message"),
+    [
+        (torch.tensor([0, 7]), r"classes must be in 0 ... 6, got 7"),
+        (torch.tensor([[0, 1], [-1, 2]]), r"classes must be in 0 ... 6, got -1"),
+        (torch.tensor([0.0, 1.0]), r"classes must be integers, got torch.float32"),
+        (torch.tensor([0, 1, 2]), r"classes must have shape \(2,\) or \(2, k\), got \(3,\)"),
+        ([0, 1], "classes must be a tensor of integers, got list"),
+    ],
+    ids=["too large", "negative", "floats", "wrong batch", "list"],
+)
+def test_wrong_classes_are_named(classes, message):
+    localization = Localization(torch.zeros(2, 7), torch.rand(2, 4, 4), torch.rand(2, 7, 4, 4))
+    with pytest.raises(InputError, match=message):
+        localization.activation_map(classes)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "images", "message"),
+    [
+        ("deit_tiny_patch16_224", {}, torch.rand(2, 3, 32, 48), "images are 32 x 48, but this model takes 64 x 64"),
+        ("deit_tiny_patch16_224", {}, torch.rand(3, 64, 64), r"\(B, 3, height, width\), got .* \(3, 64, 64\)"),
+        ("deit_tiny_patch16_224", {}, torch.rand(2, 1, 64, 64), r"got torch.float32 \(2, 1, 64, 64\)"),
+        ("deit_tiny_patch16_224", {}, torch.zeros(2, 3, 64, 64, dtype=torch.uint8), "got torch.uint8"),
+        ("deit_tiny_patch16_224", {"dynamic_img_size": True}, torch.rand(1, 3, 64, 40), "multiples of 16"),
+        ("conformer_tiny_patch16", {}, torch.rand(1, 3, 64, 40), "images are 64 x 40: both must be multiples"),
+    ],
+    ids=["size", "no batch", "grey", "uint8", "dynamic", "conformer"],
+)  # fmt: skip
+def test_wrong_images_are_named(name, options, images, message):
+    small = {} if name.startswith("conformer") else SMALL
+    size = {} if name.startswith("conformer") else {"image_size": 64}
+    model = create_model(name, 7, backbone_options={**small, **options}, **size).eval()
+    with pytest.raises(InputError, match=message):
+        model(images)

@@ -20,14 +20,15 @@ from torch import nn
 from tqdm import tqdm
 
 from scm_fast import InputError, create_model, load_model
+from scm_fast.cli.running import Parser
 from scm_fast.files import replacing
-from scm_fast.training import TrainConfig, Trainer, make_config, parse_config
+from scm_fast.training import TrainConfig, Trainer, make_config
+from scm_fast.training.config import add_options, config_from_options
 from scm_fast.training.logs import CsvLog
 from scm_fast.training.optimization import build_optimizer, build_scheduler
 from scm_fast.training.validation import evaluate_kept_model
 
 ROOT = Path(__file__).parent.parent
-BUILTIN = ROOT / "configs" / "builtin.yaml"
 RECIPES = sorted((ROOT / "configs").glob("*.yaml"))
 CPU = torch.device("cpu")
 TINY = {
@@ -49,6 +50,13 @@ def cub(tmp_path_factory) -> str:
     return str(write_cub(tmp_path_factory.mktemp("data") / "CUB"))
 
 
+def parse_config(given: list[str]) -> TrainConfig:
+    """As `scm-fast train` reads its command line."""
+    parser = Parser("scm-fast train", None)
+    add_options(parser)
+    return config_from_options(parser.parse_args(given))
+
+
 def tiny(out: Path, data: str, **fields) -> TrainConfig:
     return make_config({**TINY, "data": data, "out": str(out), **fields}, "test")
 
@@ -66,7 +74,7 @@ class TestConfig:
             "{num_blocks: 2}",
             "--compile",
         ]
-        config = parse_config(given, BUILTIN)
+        config = parse_config(given)
         assert (config.lr, config.global_batch, config.data) == (3e-4, 64, "birds")
         assert config.calibration == {"num_blocks": 2}
         assert config.compile is True
@@ -75,13 +83,13 @@ class TestConfig:
         changed = {"lr": 0.5, "epochs": 7, "betas": [0.5, 0.6], "images": "photos", "skip_bad_images": True}
         values = make_config({"preset": "official"}, "test").as_dict() | changed
         options = [(f"--{name.replace('_', '-')}", yaml.safe_dump(value)) for name, value in values.items()]
-        config = parse_config([word for option in options for word in option], BUILTIN)
+        config = parse_config([word for option in options for word in option])
         assert config.as_dict() == values
 
     def test_without_arguments_it_is_the_builtin_set(self):
-        assert parse_config([], BUILTIN).data == "synthetic"
-        assert parse_config(["--method", "tscam"], BUILTIN).image_size == 96
-        assert parse_config(["--data", "birds"], BUILTIN).backbone == "deit_small_patch16_224"
+        assert parse_config([]).data == "synthetic"
+        assert parse_config(["--method", "tscam"]).image_size == 96
+        assert parse_config(["--data", "birds"]).backbone == "deit_small_patch16_224"
 
     def test_presets_fill_in_the_optimiser(self):
         paper, official = make_config({}, "test"), make_config({"preset": "official"}, "test")
@@ -92,12 +100,11 @@ class TestConfig:
     def test_saved_configuration_is_the_same(self, tmp_path):
         config = make_config({"preset": "official", "calibration": {"num_blocks": 2}}, "test")
         config.save(tmp_path / "config.yaml")
-        assert parse_config(["--config", str(tmp_path / "config.yaml")], BUILTIN) == config
+        assert parse_config(["--config", str(tmp_path / "config.yaml")]) == config
 
     @pytest.mark.parametrize(
         ("given", "message"),
         [
-            (["--epoch", "3"], "unknown option 'epoch': did you mean 'epochs'"),
             (["--method", "tscan"], "method 'tscan': did you mean 'tscam'"),
             (["--best-metric", "gtknown"], "did you mean 'gt_known'"),
             (["--lr", "-1"], "lr: input should be greater than 0, got -1"),
@@ -112,8 +119,23 @@ class TestConfig:
     )
     def test_mistakes_on_the_command_line(self, given, message):
         with pytest.raises(InputError) as error:
-            parse_config(["--data", "x", *given], BUILTIN)
+            parse_config(["--data", "x", *given])
         assert message in str(error.value)
+
+    def test_mistyped_option(self, capsys):
+        with pytest.raises(SystemExit) as stop:
+            parse_config(["--epoch", "3"])
+        assert stop.value.code == 2
+        assert "unknown option --epoch; did you mean --epochs?" in capsys.readouterr().err
+
+    def test_recipe_by_name(self):
+        by_name, by_path = (
+            parse_config(["--config", config])
+            for config in ("cub_deit_tiny", str(ROOT / "configs/cub_deit_tiny.yaml"))
+        )
+        assert by_name == by_path
+        with pytest.raises(InputError, match=r"--config cub_deit: no such file.*cub_deit_tiny"):
+            parse_config(["--config", "cub_deit"])
 
     def test_mistakes_in_a_file_name_it(self, tmp_path):
         file = tmp_path / "mine.yaml"
@@ -121,16 +143,16 @@ class TestConfig:
         with pytest.raises(
             InputError, match=r"mine\.yaml: unknown field 'global_bach': did you mean 'global_batch'"
         ):
-            parse_config(["--config", str(file)], BUILTIN)
+            parse_config(["--config", str(file)])
         file.write_text("lr: [1\n")
         with pytest.raises(InputError, match=r"mine\.yaml: not a YAML file"):
-            parse_config(["--config", str(file)], BUILTIN)
-        with pytest.raises(InputError, match=r"none\.yaml: cannot be read"):
-            parse_config(["--config", str(tmp_path / "none.yaml")], BUILTIN)
+            parse_config(["--config", str(file)])
+        with pytest.raises(InputError, match=r"none\.yaml: no such file"):
+            parse_config(["--config", str(tmp_path / "none.yaml")])
 
     @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
     def test_recipes(self, recipe):
-        config = parse_config(["--config", str(recipe)], BUILTIN)
+        config = parse_config(["--config", str(recipe)])
         create_model(
             config.backbone,
             3,

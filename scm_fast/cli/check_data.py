@@ -1,9 +1,9 @@
 """Look through a data folder before training on it: what is there, and everything that is wrong with it.
 
-    scm-fast check-data /data/CUB_200_2011
-    scm-fast check-data /data/my_images --boxes /data/my_boxes.json
-    scm-fast check-data /data/metadata/ILSVRC --images /data/ILSVRC --split test --quick
-    scm-fast check-data synthetic
+  scm-fast check-data /data/CUB_200_2011
+  scm-fast check-data /data/my_images --boxes /data/my_boxes.json
+  scm-fast check-data /data/metadata/ILSVRC --images /data/ILSVRC --split test --quick
+  scm-fast check-data synthetic
 
 The layout is found from the folder:
   cub      the tarball of CUB-200-2011 (images.txt, image_class_labels.txt, ...)
@@ -12,18 +12,21 @@ The layout is found from the folder:
   folder   one folder a class, with boxes in a COCO json or none
 
 Every image is decoded, so truncated files show; --quick reads the headers alone. Each problem is listed with
-the file it is in. The exit status is 0 when there is none, 1 when there are some, 2 without a check.
+the file it is in; --json prints all of it for scripts. The exit status is 0 when there is none, 1 when there
+are some, 2 without a check.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ..data import synthetic
-from ..data.opening import LAYOUTS, available_splits, read_split, resolve_layout
+from ..data.opening import LAYOUTS, available_splits, check_sources, read_split, resolve_layout
 from ..data.records import Problem, Split
 from ..data.validation import check_split
 from ..errors import InputError
@@ -38,18 +41,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--images", type=Path, metavar="DIR", help="image folder of wsolevaluation metadata")
     parser.add_argument("--boxes", type=Path, metavar="PATH", help="box source: COCO json, csv or folder")
     parser.add_argument("--quick", action="store_true", help="read image headers instead of decoding")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
     layout, folder = resolve_layout(args.root, args.layout)
+    check_sources(layout, args.images, args.boxes)
     # trainval is train and val together.
     names = args.split or [name for name in available_splits(layout, folder) if name != "trainval"]
-    print(f"{args.root}: {layout} layout" + (f" in {folder}" if str(folder) != args.root else ""))
     problems: dict[Problem, None] = {}  # without those that several splits share, in order
-    rows: list[tuple[str, ...]] = [
-        ("split", "images", "classes", "boxes", "masks", "no box", "width", "height")
-    ]
-    sources: dict[str, Path | None] = {}
+    splits: list[Split] = []
     for name in names:
         if layout == "synthetic":
             split, _ = synthetic.read_split(name)
@@ -62,48 +63,69 @@ def run(args: argparse.Namespace) -> int:
                 problems[Problem(name, str(error))] = None
                 continue
         problems.update(dict.fromkeys(check_split(split, "headers" if args.quick else "pixels")))
-        rows.append(_describe(split))
-        sources[name] = split.box_source
-    _print_table(rows)
-    for name, source in sources.items():
-        print(f"boxes of {name}: {source or 'none'}")
-    if not problems:
-        print("no problem found")
-        return 0
-    print(f"{len(problems)} problem{'s' * (len(problems) != 1)}:")
-    for problem in problems:
-        print(f"  {problem}")
-    return 1
+        splits.append(split)
+    contents = {
+        "root": args.root,
+        "layout": layout,
+        "folder": str(folder),
+        "splits": [_describe(split) for split in splits],
+        "problems": [str(problem) for problem in problems],
+    }
+    if args.json:
+        print(json.dumps(contents, indent=1))
+    else:
+        _print(contents)
+    return 1 if problems else 0
 
 
-def _describe(split: Split) -> tuple[str, ...]:
+def _describe(split: Split) -> dict[str, Any]:
     records = split.records
     sizes = np.array([record.size for record in records if record.size]).reshape(-1, 2)
-    with_images = len({record.label for record in records})
-    classes = str(with_images)
-    if with_images != len(split.class_names):
-        classes += f" of {len(split.class_names)}"
-    return (
-        split.name,
-        str(len(records)),
-        classes,
-        str(sum(len(record.boxes) for record in records)),
-        str(sum(len(record.masks) for record in records)),
-        str(sum(not (record.boxes or record.masks) for record in records)),
-        _spread(sizes[:, 0]),
-        _spread(sizes[:, 1]),
-    )
+    return {
+        "split": split.name,
+        "images": len(records),
+        "classes": len(split.class_names),
+        "classes_with_images": len({record.label for record in records}),
+        "boxes": sum(len(record.boxes) for record in records),
+        "masks": sum(len(record.masks) for record in records),
+        "images_without_box": sum(not (record.boxes or record.masks) for record in records),
+        "width": _range(sizes[:, 0]),
+        "height": _range(sizes[:, 1]),
+        "box_source": str(split.box_source) if split.box_source else None,
+    }
 
 
-def _spread(values: np.ndarray) -> str:
-    """min / median / max in pixels."""
-    if not len(values):
-        return "-"
-    low, middle, high = int(values.min()), int(np.median(values)), int(values.max())
-    return str(low) if low == high else f"{low} / {middle} / {high}"
+def _range(values: np.ndarray) -> list[int]:
+    """[min, median, max] in pixels; empty without values."""
+    return [int(values.min()), int(np.median(values)), int(values.max())] if len(values) else []
 
 
-def _print_table(rows: list[tuple[str, ...]]) -> None:
+def _print(contents: dict[str, Any]) -> None:
+    root, folder = contents["root"], contents["folder"]
+    print(f"{root}: {contents['layout']} layout" + (f" in {folder}" if folder != root else ""))
+    rows: list[tuple[str, ...]] = [
+        ("split", "images", "classes", "boxes", "masks", "no box", "width", "height")
+    ]
+    for split in contents["splits"]:
+        classes = str(split["classes_with_images"])
+        if split["classes_with_images"] != split["classes"]:
+            classes += f" of {split['classes']}"
+        counts = (str(split[name]) for name in ("boxes", "masks", "images_without_box"))
+        spreads = (_spread(split[side]) for side in ("width", "height"))
+        rows.append((split["split"], str(split["images"]), classes, *counts, *spreads))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    for split in contents["splits"]:
+        print(f"boxes of {split['split']}: {split['box_source'] or 'none'}")
+    problems = contents["problems"]
+    print(f"{len(problems)} problem{'s' * (len(problems) != 1)}:" if problems else "no problem found")
+    for problem in problems:
+        print(f"  {problem}")
+
+
+def _spread(values: list[int]) -> str:
+    """min / median / max, or the one size that all have."""
+    if not values:
+        return "-"
+    return str(values[0]) if values[0] == values[-1] else " / ".join(map(str, values))

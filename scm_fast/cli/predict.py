@@ -12,7 +12,7 @@ training, or a published SCM or TS-CAM .pth file. In the folder OUT you get
   yolo   labels/NAME.txt         class, centre and size as fractions; names in classes.txt
 
 and with --overlay a picture of every map and box in OUT/overlays. The box surrounds the part of the map that
-exceeds THRESHOLD of its range: lower it for larger boxes. Where boxes are known, evaluate.py finds the best.
+exceeds THRESHOLD of its range: lower it for larger boxes. Where boxes are known, scm-fast evaluate finds the best.
 
 An image that cannot be read is reported, and the others go on. Exit status: 0 all well, 1 some images could
 not be read, 2 wrong arguments or not one image that could be read.

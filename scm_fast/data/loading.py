@@ -181,6 +181,8 @@ def _data_loader(
         samples.cache.check(samples.dataset, samples.recipe.size)
     if workers is None:
         workers = 0 if samples.dataset.in_memory else default_workers(device)
+    if workers < 0:
+        raise InputError(f"workers={workers}: must be 0, for no loading processes, or more")
     return DataLoader(
         samples,
         batch_sampler=batches,  # type: ignore[arg-type]

@@ -12,6 +12,13 @@ from .dataset import LocalizationDataset
 from .records import Split
 from .validation import DataProblems, check_split, left_out_summary, where
 
+# What a folder of each layout must have.
+EXPECTED = {
+    "cub": "images.txt and image_class_labels.txt, here or in CUB_200_2011/",
+    "wsol": "<split>/image_ids.txt for a split of train, val or test, here or in metadata/<NAME>/",
+    "ilsvrc": "train/<wnid>/ such as train/n01440764/, or val/ with ILSVRC2012_val_00000001.JPEG ...",
+    "folder": "a folder a class with images in it, or train/<class>/ with images",
+}
 LAYOUTS = ("cub", "wsol", "ilsvrc", "folder", "synthetic")
 logger = logging.getLogger(__name__)
 
@@ -28,8 +35,8 @@ def detect_layout(root: str | os.PathLike[str]) -> tuple[str, Path]:
         if found is not None:
             return name, found
     raise InputError(
-        f"{root}: no known layout here. Expected the CUB tarball (images.txt, image_class_labels.txt), "
-        "wsolevaluation metadata (<split>/image_ids.txt), ILSVRC (train/<wnid>/) or a folder a class"
+        f"{root}: no known layout here. Expected one of\n"
+        + "\n".join(f"  {name}: {what}" for name, what in EXPECTED.items())
     )
 
 
@@ -45,7 +52,10 @@ def resolve_layout(root: str | os.PathLike[str], layout: str = "auto") -> tuple[
         raise InputError(f"{root}: no such folder")
     found = {"cub": cub, "wsol": wsol, "ilsvrc": ilsvrc, "folder": folder}[layout].find_root(Path(root))
     if found is None:
-        raise InputError(f"{root}: this is no {layout} layout")
+        inside = ", ".join(sorted(path.name for path in Path(root).iterdir())[:8]) or "nothing"
+        raise InputError(
+            f"{root}: this is no {layout} layout. Expected {EXPECTED[layout]}; the folder has: {inside}"
+        )
     return layout, found
 
 
@@ -61,13 +71,7 @@ def read_split(
     layout: str, folder_root: Path, split: str, images: Path | None = None, boxes: Path | None = None
 ) -> Split:
     """The unchecked split of a folder whose layout is known."""
-    for option, value, users in (("images", images, ("wsol",)), ("boxes", boxes, ("ilsvrc", "folder"))):
-        if value is not None and layout not in users:
-            raise InputError(
-                f"{option}={value}: the {layout} layout has no use for it, only {' and '.join(users)}"
-            )
-        if value is not None and not value.exists():
-            raise InputError(f"{value}: no such file or folder ({option})")
+    check_sources(layout, images, boxes)
     splits = available_splits(layout, folder_root)
     if split not in splits:
         raise InputError(f"{folder_root}: there is no split {split!r}, only {', '.join(splits)}")
@@ -78,6 +82,17 @@ def read_split(
     if layout == "ilsvrc":
         return ilsvrc.read_split(folder_root, split, boxes)
     return folder.read_split(folder_root, split, boxes)
+
+
+def check_sources(layout: str, images: Path | None, boxes: Path | None) -> None:
+    """Raise an InputError if the layout has no use for what was given, or it is not there."""
+    for option, value, users in (("images", images, ("wsol",)), ("boxes", boxes, ("ilsvrc", "folder"))):
+        if value is not None and layout not in users:
+            raise InputError(
+                f"{option}={value}: the {layout} layout has no use for it, only {' and '.join(users)}"
+            )
+        if value is not None and not value.exists():
+            raise InputError(f"{value}: no such file or folder ({option})")
 
 
 def open_dataset(

@@ -19,22 +19,26 @@ from .runner import Run
 
 
 def write_all(folder: Path, result: Result, run: Run, about: dict[str, Any]) -> None:
-    """Print the table, and write metrics.json, predictions.csv and predictions.coco.json into `folder`."""
+    """metrics.json, predictions.csv and predictions.coco.json in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     names = run.dataset.class_names
     rows = list(predictions(run.evaluation, result, run.dataset))
     write_metrics(folder / "metrics.json", result, run, about)
     write_csv(folder / "predictions.csv", rows, names)
     write_coco(folder / "predictions.coco.json", rows, names)
-    print(metrics_table(result))
+
+
+def summary(result: Result, run: Run, folder: Path) -> str:
+    """What a person wants to read: the table, images that do not count, and where the results are."""
+    lines = [metrics_table(result)]
     without = len(run.evaluation) - int(run.evaluation.has_boxes.sum())
     if without:
-        print(f"{without} images have no box and count for classification only")
+        lines.append(f"{without} images have no box and count for classification only")
     if run.left_out:
-        print(f"left out {len(run.left_out)} images:")
-        for problem in run.left_out:
-            print(f"  {problem}")
-    print(f"{len(run.evaluation)} images, {run.images_per_second:.1f} a second; results in {folder}")
+        lines.append(f"left out {len(run.left_out)} images:")
+        lines.extend(f"  {problem}" for problem in run.left_out)
+    lines.append(f"{len(run.evaluation)} images, {run.images_per_second:.1f} a second; results in {folder}")
+    return "\n".join(lines)
 
 
 def metrics_table(result: Result) -> str:

@@ -80,7 +80,9 @@ def build_backbone(
         kwargs = {**CONFORMERS[name], "num_classes": num_classes, "drop_path_rate": drop_path_rate, **options}
         return Conformer(**kwargs)
     if not timm.is_model(name.split(".")[0]):
-        near = difflib.get_close_matches(name.split(".")[0], [*timm.list_models(), *CONFORMERS], n=4)
+        known = [*timm.list_models(), *CONFORMERS]
+        near = [other for other in known if other.startswith(name)][:4]
+        near = near or difflib.get_close_matches(name.split(".")[0], known, n=4)
         hint = f"; did you mean one of {', '.join(near)}?" if near else ""
         raise InputError(f"backbone {name!r} is not a model of timm {timm.__version__}{hint}")
     if image_size is not None:
@@ -168,6 +170,27 @@ def default_image_size(backbone: Backbone) -> tuple[int, int]:
     if size is None:
         size = (getattr(backbone, "pretrained_cfg", None) or {}).get("input_size", (3, 224, 224))[1:]
     return int(size[0]), int(size[1])
+
+
+def check_images(backbone: Backbone, images: Tensor, size: tuple[int, int], channels: int) -> None:
+    """Raise an InputError if the network cannot take the images; `size` is what it was built for."""
+    if images.ndim != 4 or images.shape[1] != channels or not images.is_floating_point():
+        raise InputError(
+            f"images must be a normalised float tensor (B, {channels}, height, width), "
+            f"got {images.dtype} {tuple(images.shape)}"
+        )
+    height, width = images.shape[-2:]
+    if isinstance(backbone, Conformer) or getattr(backbone, "dynamic_img_size", False):
+        conformer = isinstance(backbone, Conformer)
+        patch = backbone.patch_size if conformer else backbone.patch_embed.patch_size[0]
+        padded = not conformer and backbone.patch_embed.dynamic_img_pad
+        if (height % patch or width % patch) and not padded:
+            raise InputError(f"images are {height} x {width}: both must be multiples of {patch}, the patch")
+    elif (height, width) != size:
+        raise InputError(
+            f"images are {height} x {width}, but this model takes {size[0]} x {size[1]}: resize them, or "
+            f"create_model(..., image_size=({height}, {width}))"
+        )
 
 
 def extract_features(backbone: Backbone, images: Tensor) -> Features:

@@ -47,7 +47,9 @@ def load_model(path: str | os.PathLike[str]) -> LocalizationModel:
         return _load_published(weights)
     config_file = weights.parent / CONFIG_FILE
     if not (weights.is_file() and config_file.is_file()):
-        raise InputError(f"{path}: a checkpoint is a folder with {CONFIG_FILE} and {WEIGHTS_FILE}")
+        inside = sorted(str(found.parent) for found in path.glob(f"*/{WEIGHTS_FILE}"))
+        hint = f"; in this folder there are {', '.join(inside)}" if inside else ""
+        raise InputError(f"{path}: a checkpoint is a folder with {CONFIG_FILE} and {WEIGHTS_FILE}{hint}")
     model = model_from_config(ModelConfig.read(config_file))
     state = read_file(weights)
     if not any(name.startswith("calibration.") for name in state):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import NamedTuple, cast
 
+import torch
 from torch import Tensor, nn
 
 from ..calibration import SpatialCalibration
@@ -29,11 +30,14 @@ class Localization(NamedTuple):
         """
         if classes is None:
             classes = self.logits.argmax(1)
+        if not isinstance(classes, Tensor):
+            raise InputError(f"classes must be a tensor of integers, got {type(classes).__name__}")
         batch, (height, width) = self.attention.shape[0], self.attention.shape[1:]
         if classes.ndim not in (1, 2) or classes.shape[0] != batch:
             raise InputError(
                 f"classes must have shape ({batch},) or ({batch}, k), got {tuple(classes.shape)}"
             )
+        self._check_range(classes)
         index = classes.view(batch, -1, 1, 1).expand(-1, -1, height, width)  # [B, k, H, W]
         attention = self.attention.unsqueeze(1)
         maps = (
@@ -42,6 +46,17 @@ class Localization(NamedTuple):
             else attention * self.semantic.gather(1, index)
         )
         return maps.squeeze(1) if classes.ndim == 1 else maps
+
+    def _check_range(self, classes: Tensor) -> None:
+        """On a GPU an index out of range would end the process's use of it; here it is an InputError."""
+        if classes.is_floating_point() or classes.dtype == torch.bool:
+            raise InputError(f"classes must be integers, got {classes.dtype}")
+        if torch.compiler.is_compiling() or not classes.numel():
+            return
+        low, high = (int(value) for value in classes.aminmax())
+        if low < 0 or high >= self.logits.shape[1]:
+            wrong = low if low < 0 else high
+            raise InputError(f"classes must be in 0 ... {self.logits.shape[1] - 1}, got {wrong}")
 
 
 def semantic_head(embed_dim: int, num_classes: int, preset: str) -> nn.Conv2d:
@@ -82,6 +97,8 @@ class LocalizationModel(nn.Module):
         self.calibrating = calibration is not None
 
     def forward(self, images: Tensor) -> Tensor | Localization:
+        channels = self.config.backbone_options.get("in_chans", 3)
+        backbones.check_images(self.backbone, images, self.config.image_size, channels)
         features = backbones.extract_features(self.backbone, images)
         if isinstance(self.head, nn.Linear):
             semantic = None

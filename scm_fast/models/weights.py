@@ -44,7 +44,9 @@ def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     except MemoryError:
         raise
     except Exception as error:  # a file of another kind fails anywhere in the reader: KeyError, EOFError, ...
-        raise InputError(f"{path}: cannot be read as weights ({error})") from error
+        # torch's own text goes on for a page, with advice to run the code in the file.
+        reason = str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__
+        raise InputError(f"{path}: cannot be read as weights ({reason})") from error
     if not isinstance(contents, Mapping):
         raise InputError(f"{path}: expected a dictionary of weights, found {type(contents).__name__}")
     return dict(contents)

@@ -1,6 +1,6 @@
-"""Training: `train.py` puts these parts together."""
+"""Training: `scm_fast/cli/train.py` puts these parts together."""
 
-from .config import TrainConfig, make_config, parse_config
+from .config import TrainConfig, make_config
 from .trainer import Diverged, Interrupted, Trainer
 
-__all__ = ["Diverged", "Interrupted", "TrainConfig", "Trainer", "make_config", "parse_config"]
+__all__ = ["Diverged", "Interrupted", "TrainConfig", "Trainer", "make_config"]

@@ -6,8 +6,9 @@ import argparse
 import dataclasses
 import difflib
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import field
+from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,6 +18,9 @@ from pydantic import Field
 
 from ..errors import InputError
 from ..evaluation.protocols import METRIC_NAMES
+
+RECIPES = Path(str(resources.files("scm_fast.configs")))
+BUILTIN = "builtin"  # the recipe of the built-in set
 
 Count = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -179,6 +183,22 @@ def _not_among(what: str, given: object, known: Iterable[str]) -> str:
     return f"{what} {given!r}: {hint}"
 
 
+def recipe_names() -> list[str]:
+    """Recipes that come with the package: the files of `configs/`."""
+    return sorted(file.stem for file in RECIPES.glob("*.yaml"))
+
+
+def read_recipe(name: str) -> dict[str, Any]:
+    """The fields of a YAML file, or of a built-in recipe by its name."""
+    if name in recipe_names():
+        return read_yaml(RECIPES / f"{name}.yaml")
+    if not Path(name).exists():
+        raise InputError(
+            f"--config {name}: no such file, and no recipe of that name ({', '.join(recipe_names())})"
+        )
+    return read_yaml(Path(name))
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(path.read_text())
@@ -191,19 +211,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return values or {}
 
 
-def parse_config(arguments: Sequence[str], builtin: Path, description: str | None = None) -> TrainConfig:
-    """The configuration of a command line: `--config FILE`, and `--field value` for any field.
-
-    builtin: the file that is read if neither --config nor --data is given.
-    """
-    parser = argparse.ArgumentParser(
-        usage="%(prog)s [--config FILE] [--FIELD VALUE ...]",
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """`--config`, and an option for every field."""
     parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="YAML file; the other options override it"
+        "--config", help=f"YAML file, or one of {', '.join(recipe_names())}; the other options override it"
     )
     types = typing.get_type_hints(TrainConfig)
     for name, f in FIELDS.items():
@@ -220,17 +231,16 @@ def parse_config(arguments: Sequence[str], builtin: Path, description: str | Non
             help=f"{f.metadata['help']} ({shown})".replace("%", "%%"),
             **flag,  # type: ignore[arg-type]
         )
-    known, unknown = parser.parse_known_args(arguments)
-    if unknown:
-        options = ["config", *FIELDS]
-        name = unknown[0].lstrip("-").split("=")[0].replace("-", "_")
-        raise InputError("command line: " + _not_among("unknown option", name, options))
-    given = vars(known)
-    config_file = given.pop("config")
-    if config_file is None and "data" not in given:
-        config_file = builtin
-    values = read_yaml(config_file) if config_file else {}
-    make_config(values, str(config_file))  # so that an error names the file, or else the command line
+
+
+def config_from_options(options: argparse.Namespace) -> TrainConfig:
+    """The configuration of a command line; without --config and --data it is the built-in set's recipe."""
+    given = dict(vars(options))
+    recipe = given.pop("config")
+    if recipe is None and "data" not in given:
+        recipe = BUILTIN
+    values = read_recipe(recipe) if recipe else {}
+    make_config(values, str(recipe))  # so that an error names the file, or else the command line
     return make_config(values | {k: _value(k, v) for k, v in given.items()}, "command line")
 
 

@@ -102,4 +102,5 @@ def evaluate_kept_model(
         output.write_all(out, result, run, about)
         if config.report:
             write_report(out / "report.html", result, run, predictor, about)
+        print(output.summary(result, run, out))
     return result

@@ -1,0 +1,210 @@
+"""README.md and docs/: links lead somewhere, Python snippets run, commands have the options that they show."""
+
+import argparse
+import importlib
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+import timm.models._builder as timm_builder
+import torch
+from data_folders import write_cub, write_folder, write_image
+from documents import anchors, blocks, broken_links, commands, inline_commands
+
+from scm_fast import create_model, save_model
+from scm_fast.cli import COMMANDS
+from scm_fast.cli.running import Parser
+from scm_fast.training.config import config_from_options
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+SCRIPTS = {"train.py": "train", "evaluate.py": "evaluate"}
+
+
+def with_code(*languages: str) -> list[Path]:
+    return [page for page in PAGES if blocks(page.read_text(), *languages)]
+
+
+def page_id(page: Path) -> str:
+    return page.stem
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_links(page):
+    assert broken_links(page) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_code_has_a_language(page):
+    """A block without one would be checked by nothing. Plain text is indented."""
+    unnamed = [block.line for block in blocks(page.read_text()) if not block.language]
+    assert unnamed == []
+
+
+@pytest.fixture(scope="module")
+def user_folder(tmp_path_factory) -> Path:
+    """What the pages speak of: photos/, CUB_200_2011/, my_images/ and a trained model in runs/birds."""
+    folder = tmp_path_factory.mktemp("user")
+    for number in range(3):
+        write_image(folder / "photos" / f"{number}.jpg", (90, 70), seed=number)
+    write_cub(folder / "CUB_200_2011", classes=6)
+    write_folder(folder / "my_images")
+    small = {"depth": 1, "embed_dim": 48, "num_heads": 3}
+    save_model(create_model("deit_tiny_patch16_224", 6, backbone_options=small), folder / "runs" / "birds")
+    return folder
+
+
+@pytest.mark.parametrize("page", with_code("python"), ids=page_id)
+def test_python_snippets_run(page, user_folder, monkeypatch):
+    """In order, as one program. Weights are not downloaded: pretrained=True gives random ones here."""
+    monkeypatch.chdir(user_folder)
+    monkeypatch.setattr(timm_builder, "load_pretrained", lambda *args, **kwargs: None)
+    torch.manual_seed(0)
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    for block in blocks(page.read_text(), "python"):
+        padded = "\n" * (block.line - 1) + block.text  # so that a traceback has the page's lines
+        exec(compile(padded, str(page), "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", with_code("sh", "bash"), ids=page_id)
+def test_shell_blocks_name_what_exists(page):
+    for block in blocks(page.read_text(), "sh", "bash"):
+        for words in commands(block.text):
+            check_command(words, whole=True)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_commands_in_the_text_name_what_exists(page):
+    for words in inline_commands(page.read_text()):
+        check_command(words, whole=False)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_examples_of_help_parse(command):
+    module = importlib.import_module(f"scm_fast.cli.{command.replace('-', '_')}")
+    examples = re.findall(r"^  ((?:scm-fast|torchrun) .*?)(?:   .*)?$", module.__doc__, re.M)
+    assert examples
+    for example in examples:
+        check_command(commands(example)[0], whole=True)
+
+
+def check_command(words: list[str], whole: bool) -> None:
+    """Fail if a command names an option, a file of this repository or a target that is not there.
+
+    whole: the command stands as one would type it, with everything that it needs.
+    """
+    program, arguments = words[0], words[1:]
+    if program == "torchrun":
+        start = next((i for i, word in enumerate(arguments) if word in ("-m", *SCRIPTS)), None)
+        if start is None:
+            assert not whole, f"{words} starts nothing"
+            return
+        program, arguments = "python", arguments[start:]
+    if program == "python":
+        if arguments[:2] == ["-m", "scm_fast.cli"]:
+            program, arguments = "scm-fast", arguments[2:]
+        elif arguments[0] == "-m":
+            assert importlib.util.find_spec(arguments[1]), f"no module {arguments[1]}"
+            return
+        elif arguments[0] in SCRIPTS:
+            program, arguments = "scm-fast", [SCRIPTS[arguments[0]], *arguments[1:]]
+    if program == "scm-fast":
+        check_scm_fast(arguments, whole)
+    elif program == "python":
+        assert arguments[0] == "-c" or (ROOT / arguments[0]).is_file(), words
+    elif program == "pytest":
+        check_paths([word for word in arguments if "/" in word])
+    elif program == "make":
+        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
+        assert {word for word in arguments if "=" not in word} <= set(targets), words
+    elif program == "pip":
+        check_pip(arguments)
+    elif "/" in program:
+        check_paths([program])
+    else:
+        assert program in ("cd", "git", "pre-commit", "sbatch", "ls", "open", "tensorboard"), (
+            f"unchecked: {words}"
+        )
+
+
+def check_scm_fast(arguments: list[str], whole: bool) -> None:
+    if arguments[0] in ("--help", "--version"):
+        return
+    assert arguments[0] in COMMANDS, f"no command {arguments[0]}"
+    module = importlib.import_module(f"scm_fast.cli.{arguments[0].replace('-', '_')}")
+    parser = Parser(f"scm-fast {arguments[0]}", None)
+    module.add_arguments(parser)
+    options = {word.split("=")[0].strip("[]") for word in arguments[1:] if word.lstrip("[").startswith("--")}
+    unknown = options - set(parser._option_string_actions)
+    assert not unknown, f"{arguments}: unknown options {unknown}"
+    if whole and "--help" not in options:
+        parsed = parser.parse_args(arguments[1:])
+        if arguments[0] == "train":
+            check_recipe(parsed)
+
+
+def check_recipe(parsed: argparse.Namespace) -> None:
+    if parsed.config is not None and "/" in parsed.config:
+        check_paths([parsed.config])
+        parsed.config = str(ROOT / parsed.config)
+    config_from_options(parsed)
+
+
+def check_paths(paths: list[str]) -> None:
+    missing = [path for path in paths if not (ROOT / path.split("::")[0]).exists()]
+    assert not missing, f"not in this repository: {missing}"
+
+
+def check_pip(arguments: list[str]) -> None:
+    """Extras and files of `pip install` are there."""
+    declared = (
+        (ROOT / "pyproject.toml").read_text().split("[project.optional-dependencies]")[1].split("\n[")[0]
+    )
+    extras = set(re.findall(r"^(\w+) = \[", declared, re.M))
+    for word in arguments:
+        match = re.fullmatch(r"(?:\.|scm-fast)\[([\w,]+)\]", word)
+        assert match is None or set(match[1].split(",")) <= extras, f"unknown extra in {word}"
+    if "-c" in arguments:
+        check_paths([arguments[arguments.index("-c") + 1]])
+
+
+class TestTheChecks:
+    """That they find what is wrong."""
+
+    def test_broken_links(self, tmp_path):
+        page = tmp_path / "page.md"
+        page.write_text(
+            "# A b: `c`\n[ok](#a-b-c) [ok](other.md#x) [no](#nothing) [no](gone.md) [no](other.md#y)\n"
+            "![no](picture.png) [not followed](https://example.org) `[code](gone.md)`\n"
+        )
+        (tmp_path / "other.md").write_text("## X\n## X\n")
+        assert broken_links(page) == ["#nothing", "gone.md", "other.md#y", "picture.png"]
+        assert anchors("## X\n## X\n") == {"x", "x-1"}
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            "scm-fast train --epoch 3",
+            "scm-fast localise photos",
+            "scm-fast predict photos",
+            "scm-fast predict photos --checkpoint runs/birds --out found --format cocos",
+            "python train.py --config configs/none.yaml",
+            "torchrun --nproc-per-node 2 train.py --method tscan",
+            "torchrun --nproc-per-node 2 -m scm_fast.cli evaluate --checkpoint x",
+            "python -m scm_fast.kernel.report",
+            "pytest bench/bench_none.py --benchmark-only",
+            "make tests",
+            "pip install 'scm-fast[cuda]'",
+            "configs/none.sh",
+            "localise photos",
+        ],
+    )
+    def test_wrong_commands(self, line):
+        with pytest.raises((AssertionError, SystemExit, ValueError, ModuleNotFoundError)):
+            check_command(commands(line)[0], whole=True)

@@ -1,0 +1,138 @@
+"""The package as others get it: pinned tools agree, importing is quick, the wheel is whole and works."""
+
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+import scm_fast
+from scm_fast.training.config import recipe_names
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(*command, **options) -> str:
+    """What a command prints; it must end well."""
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=900, **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_pre_commit_has_the_pinned_ruff():
+    pinned = re.search(r"^ruff==(.+)$", (ROOT / "constraints.txt").read_text(), re.M)[1]
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    assert {repo["repo"].split("/")[-1]: repo["rev"] for repo in config["repos"]} == {
+        "ruff-pre-commit": f"v{pinned}"
+    }
+
+
+def test_workflow_runs_what_ci_runs():
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
+    assert workflow["jobs"]["all"]["steps"][-1] == {"run": ".ci/run"}
+    script = (ROOT / ".ci/run").read_text()
+    assert "make lint" in script
+    assert "make test" in script
+    assert os.access(ROOT / ".ci/run", os.X_OK)
+
+
+def test_every_package_folder_is_packaged():
+    listed = re.search(r"^packages = \[(.*?)\]", (ROOT / "pyproject.toml").read_text(), re.M | re.S)[1]
+    here = {
+        ".".join(file.parent.relative_to(ROOT).parts) for file in (ROOT / "scm_fast").rglob("__init__.py")
+    }
+    assert set(re.findall(r'"(.+?)"', listed)) == here | {"scm_fast.kernels", "scm_fast.configs"}
+
+
+def test_versions_agree():
+    declared = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.M)[1]
+    assert scm_fast.__version__ == declared
+    assert f"\n## {declared}\n" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_import_is_quick():
+    """At most 3 seconds beyond what torch and timm take."""
+    code = (
+        "import time, torch, timm; t = time.perf_counter(); import scm_fast; print(time.perf_counter() - t)"
+    )
+    times = [float(run(sys.executable, "-c", code)) for _ in range(3)]
+    assert statistics.median(times) < 3
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """Built from a copy: setuptools leaves its traces beside the sources."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for name in ("scm_fast", "kernels", "configs", "tests", "bench"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", out, source)
+    return next(out.glob("*.whl"))
+
+
+@pytest.mark.slow
+def test_wheel_holds_the_package_alone(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names} == {
+        "scm_fast",
+        f"scm_fast-{scm_fast.__version__}.dist-info",
+    }
+    expected = {
+        *(file.relative_to(ROOT).as_posix() for file in (ROOT / "scm_fast").rglob("*.py")),
+        *(f"scm_fast/kernels/{file.name}" for file in (ROOT / "kernels").glob("*.py")),
+        *(f"scm_fast/configs/{file.name}" for file in (ROOT / "configs").glob("*.yaml")),
+        "scm_fast/configs/__init__.py",
+        "scm_fast/py.typed",
+        "scm_fast/evaluation/report/template.html",
+    }
+    packaged = {name for name in names if name.startswith("scm_fast/")}
+    assert packaged == expected
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory) -> Path:
+    """bin/ of an empty environment with the wheel; the dependencies are those of this one."""
+    environment = tmp_path_factory.mktemp("environment")
+    run(sys.executable, "-m", "venv", "--without-pip", environment)
+    python = environment / "bin" / "python"
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel)
+    ours = [path for path in sys.path if path.endswith("site-packages")]
+    site = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
+    # Their own .pth files are not read from there, so an editable install of this package is not seen.
+    (Path(site) / "dependencies.pth").write_text("\n".join(ours) + "\n")
+    return environment / "bin"
+
+
+SMOKE = """
+import torch, scm_fast
+from pathlib import Path
+assert Path(scm_fast.__file__).is_relative_to(Path(__import__("sys").prefix)), scm_fast.__file__
+scm = scm_fast.SpatialCalibration()
+S = torch.randn(2, 5, 7, 7, requires_grad=True)
+scm(S, torch.rand(2, 7, 7)).logits.sum().backward()
+assert S.grad.isfinite().all() and S.grad.abs().sum() > 0
+assert "not installed" not in scm_fast.available_backends()["triton"]
+from PIL import Image
+Image.new("RGB", (90, 60), "red").save("photo.png")
+small = {"depth": 1, "embed_dim": 48, "num_heads": 3}
+scm_fast.save_model(scm_fast.create_model("deit_tiny_patch16_224", 3, backbone_options=small), "model")
+"""
+
+
+@pytest.mark.slow
+def test_wheel_works_in_an_empty_environment(installed, tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    here = {"cwd": tmp_path, "env": environment}
+    run(installed / "python", "-c", SMOKE, **here)
+    assert "predict" in run(installed / "scm-fast", "--help", **here)
+    run(installed / "scm-fast", "predict", "photo.png", "--checkpoint", "model", "--out", "found", **here)
+    assert (tmp_path / "found" / "predictions.json").is_file()
+    shown = run(installed / "scm-fast", "train", "--help", **here)
+    assert all(name in re.sub(r"\s+", "", shown) for name in recipe_names())
