@@ -150,7 +150,7 @@ def test_module_under_torchrun(tmp_path):
 
 def test_no_bars_or_colours_in_files(tmp_path):
     """Neither control characters nor progress when the output is no terminal."""
-    options = ["--epochs", "1", "--uncalibrated-epochs", "0", "--warmup-epochs", "0", "--image-size", "16"]
+    options = ["--epochs", "1", "--warmup-epochs", "0", "--image-size", "16"]
     write_folder(tmp_path / "set")
     result = run(
         *("train", "--data", "set", "--out", "run", "--device", "cpu", "--pretrained", "false", *options),

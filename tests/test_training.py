@@ -110,7 +110,6 @@ class TestConfig:
             (["--lr", "-1"], "lr: input should be greater than 0, got -1"),
             (["--epochs", "many"], "epochs: input should be a valid integer"),
             (["--epochs", "2", "--warmup-epochs", "2"], "warmup_epochs: 2 leaves nothing of 2 epochs"),
-            (["--uncalibrated-epochs", "30"], "uncalibrated_epochs: 30 of 30 epochs"),
             (["--protocol", "fixed"], "`protocol: fixed` and a `threshold` go together"),
             (["--train-split", "trainval"], "trainval has the images of val_split in it"),
             (["--resize", "200"], "resize: 200 is smaller than the crop"),
@@ -193,20 +192,6 @@ class TestOptimization:
         assert rates[12] == pytest.approx(0.1 + 0.9 / 2)  # half of the cosine
         assert rates == sorted(rates[:5]) + sorted(rates[5:], reverse=True)
         assert scheduler.get_last_lr()[0] == pytest.approx(0.1)
-
-    def test_uncalibrated_scm_is_tscam(self):
-        options = {"backbone_options": TINY["backbone_options"], "image_size": 32}
-        scm, tscam = (create_model(TINY["backbone"], 3, method, **options) for method in ("scm", "tscam"))
-        scm.load_state_dict(tscam.state_dict(), strict=False)
-        images = torch.randn(2, 3, 32, 32)
-        calibrated = scm.train()(images)
-        scm.set_calibrating(False)
-        assert torch.equal(scm(images), tscam.train()(images))
-        assert not torch.allclose(calibrated, tscam(images), rtol=1e-3)
-        scm.set_calibrating(True)
-        assert torch.equal(scm(images), calibrated)
-        scm(images).logsumexp(1).sum().backward()
-        assert scm.calibration.lam.grad.abs().sum() > 0
 
 
 class TestRunFolder:

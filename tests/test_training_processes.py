@@ -30,7 +30,6 @@ CONFIG = {
     "pretrained": False,
     "image_size": 32,
     "epochs": 2,
-    "uncalibrated_epochs": 1,
     "warmup_epochs": 0,
     "global_batch": 5,
     "lr": 1e-3,

@@ -94,7 +94,6 @@ class LocalizationModel(nn.Module):
         self.backbone: Backbone = backbone
         self.head = head
         self.calibration = calibration
-        self.calibrating = calibration is not None
 
     def forward(self, images: Tensor) -> Tensor | Localization:
         channels = self.config.backbone_options.get("in_chans", 3)
@@ -105,7 +104,7 @@ class LocalizationModel(nn.Module):
             logits = self.head(features.cls)
         else:
             semantic = self.head(features.patches)
-            if self.training and self.calibrating and self.calibration is not None:
+            if self.training and self.calibration is not None:
                 logits = self.calibration(semantic, features.attention).logits
             else:
                 logits = semantic.mean((2, 3))
@@ -131,17 +130,6 @@ class LocalizationModel(nn.Module):
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute the transformer blocks in the backward pass instead of keeping their activations."""
         backbones.set_grad_checkpointing(self.backbone, enable)
-
-    def set_calibrating(self, enable: bool) -> None:
-        """Train with the calibration, as at first, or without it, as `tscam` does and at its cost.
-
-        Without, `lam` and `beta` take no gradient. Wrap the model with DistributedDataParallel after the call.
-        """
-        if self.calibration is None:
-            return
-        self.calibrating = enable
-        self.calibration.requires_grad_(enable)
-        backbones.cover_backbone(self.backbone, self.config.attention_layers, row_in_training=enable)
 
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters that the published recipe does not decay, besides 1-D ones."""

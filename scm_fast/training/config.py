@@ -73,7 +73,6 @@ class TrainConfig:
 
     # Optimisation
     epochs: Count = option(30, "passes over the training split")
-    uncalibrated_epochs: Annotated[int, Field(ge=0)] = option(0, "first epochs, that train scm as tscam")
     global_batch: Count = option(256, "images an optimiser step, on all processes together")
     micro_batch: Count | None = option(64, "most images a process computes at once; null: its whole share")
     lr: Annotated[float, Field(gt=0)] = option(5e-5, "highest learning rate")
@@ -117,11 +116,6 @@ class TrainConfig:
             raise InputError(f"min_lr: {self.min_lr} is above lr {self.lr}")
         if self.warmup_epochs >= self.epochs:
             raise InputError(f"warmup_epochs: {self.warmup_epochs:g} leaves nothing of {self.epochs} epochs")
-        if self.method == "scm" and self.uncalibrated_epochs >= self.epochs:
-            raise InputError(
-                f"uncalibrated_epochs: {self.uncalibrated_epochs} of {self.epochs} epochs would never "
-                "calibrate; that is `method: tscam`"
-            )
         if self.resize is not None and self.resize < self.image_size:
             raise InputError(f"resize: {self.resize} is smaller than the crop, image_size {self.image_size}")
         for name, value in PRESET_DEFAULTS[self.preset].items():

@@ -78,7 +78,6 @@ class Trainer:
         self.optimizer = build_optimizer(self.model, config)
         self.scheduler = build_scheduler(self.optimizer, config, self.loader.steps)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.amp is torch.float16)
-        self.network: nn.Module = self.model
         self.stop = processes.StopSignal()
         self.step = 0  # optimiser steps of the whole run
         self.validated = 0  # epochs whose model was validated
@@ -91,6 +90,7 @@ class Trainer:
         self.folder = RunFolder(config.out)
         self.logs = RunLogs(self.folder.path, config.tensorboard)
         self._open_folder(resume=config.resume == "auto" or processes.restarts() > 0)
+        self.network = self._distributed()
 
     # Checkpoints
 
@@ -156,8 +156,6 @@ class Trainer:
 
     def _train_epoch(self) -> None:
         epoch = self.loader.epoch
-        self.model.set_calibrating(epoch >= self.config.uncalibrated_epochs)
-        self.network = self._wrapped()
         self.model.train()
         if self.loader.step == 0:
             self.meter = Meter()
@@ -183,8 +181,8 @@ class Trainer:
                 progress.set_postfix(loss=f"{loss:.3f}", run_left=self._time_left(), refresh=False)
                 progress.update(batch_images)
 
-    def _wrapped(self) -> nn.Module:
-        """The model, with DistributedDataParallel around it for the parameters that now take a gradient."""
+    def _distributed(self) -> nn.Module:
+        """The model, with DistributedDataParallel around it if there are several processes."""
         if processes.world_size() == 1:
             return self.model
         devices = [self.device] if self.device.type == "cuda" else None
