@@ -1,6 +1,7 @@
 """Configuration, optimiser, run folder and what a trainer refuses."""
 
 import csv
+import dataclasses
 import errno
 import functools
 import math
@@ -26,6 +27,7 @@ from scm_fast.training import TrainConfig, Trainer, make_config
 from scm_fast.training.config import add_options, config_from_options
 from scm_fast.training.logs import CsvLog
 from scm_fast.training.optimization import build_optimizer, build_scheduler
+from scm_fast.training.pretraining import pretrain
 from scm_fast.training.validation import evaluate_kept_model
 
 ROOT = Path(__file__).parent.parent
@@ -112,6 +114,7 @@ class TestConfig:
             (["--epochs", "2", "--warmup-epochs", "2"], "warmup_epochs: 2 leaves nothing of 2 epochs"),
             (["--protocol", "fixed"], "`protocol: fixed` and a `threshold` go together"),
             (["--train-split", "trainval"], "trainval has the images of val_split in it"),
+            (["--data", "x", "--pretraining", "{epochs: 2}"], "goes with `pretrained: false`"),
             (["--resize", "200"], "resize: 200 is smaller than the crop"),
         ],
         ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -266,6 +269,31 @@ class TestRunFolder:
 
 
 class TestTrainer:
+    def test_pretraining_comes_first(self, tmp_path, cub):
+        fields = {
+            "pretraining": {"epochs": 2, "lr": 1e-3},
+            "lr": 1e-9,
+            "preset": "official",
+            "drop_path_rate": 0.0,
+        }
+        config = tiny(tmp_path / "run", cub, **fields)
+        weights = pretrain(config, CPU)
+        assert weights == tmp_path / "run/pretraining/best_top1_cls"
+        first = load_model(weights)
+        assert first.config.method == "cls"
+        assert len(list(csv.DictReader((weights.parent / "log.csv").open()))) == 2
+        Trainer(config, CPU, start_from=weights).fit()  # so slowly that it stays there
+        found = load_model(tmp_path / "run/last")
+        assert found.config.method == "scm"
+        torch.testing.assert_close(
+            found.backbone.state_dict(), first.backbone.state_dict(), rtol=1e-4, atol=1e-5
+        )
+        assert make_config(yaml.safe_load((tmp_path / "run/config.yaml").read_text()), "saved") == config
+        # Resumed, there is nothing left to do.
+        before = (weights.parent / "checkpoint.pt").stat().st_mtime_ns
+        assert pretrain(dataclasses.replace(config, resume="auto"), CPU) == weights
+        assert (weights.parent / "checkpoint.pt").stat().st_mtime_ns == before
+
     def test_wrong_folder(self, tmp_path):
         with pytest.raises(InputError, match="nowhere: no such folder"):
             Trainer(tiny(tmp_path / "run", str(tmp_path / "nowhere")), CPU)

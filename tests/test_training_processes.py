@@ -21,9 +21,9 @@ from safetensors.torch import load_file
 from scm_fast import load_model
 
 ROOT = Path(__file__).parent.parent
-# 21 training images: 4 steps of 5 an epoch, which two processes share as 3 + 2. Mid-epoch checkpoints; the
-# calibration sets in with the second epoch. No biases in the attention: that of the keys has no gradient but
-# rounding noise, which AdamW turns into steps of full length.
+# 21 training images: 4 steps of 5 an epoch, which two processes share as 3 + 2. Mid-epoch checkpoints.
+# No biases in the attention: that of the keys has no gradient but rounding noise, which AdamW turns into steps
+# of full length.
 CONFIG = {
     "backbone": "vit_tiny_patch16_224",
     "backbone_options": {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "qkv_bias": False},

@@ -2,6 +2,7 @@
 
   scm-fast compare runs/birds-scm runs/birds-tscam
   scm-fast compare runs/scm-seed* runs/tscam-seed* --plot curves.png
+  scm-fast compare runs/birds-scm runs/birds-tscam --maps maps.png --images 3 17 my_photo.jpg
   scm-fast compare runs/* --json > runs.json
 
 Each RUN is a folder that train.py wrote, finished or not. You get the figures of the test split beside those
@@ -12,7 +13,8 @@ a run that is not finished.
 Runs that differ in nothing but their seed (and in what has no influence on the result, such as the number of
 loading processes) share a row: mean ± standard deviation. images/s is the training speed in the median epoch.
 
---plot draws loss, classification, GT-Known and threshold over the epochs of all runs; it needs matplotlib:
+--plot draws loss, classification, GT-Known and threshold over the epochs of all runs. --maps draws what their best
+models make of the same images: the map F0 * S0 and the box (red; the true one is green). Both need matplotlib:
 pip install 'scm-fast[plots]'
 """
 
@@ -31,6 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_folders", nargs="+", metavar="RUN", type=Path, help="folders of runs")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw the curves of the runs")
+    parser.add_argument("--maps", type=Path, metavar="FILE.png", help="also draw their maps of some images")
+    parser.add_argument(
+        "--images",
+        nargs="+",
+        default=[],
+        metavar="IMAGE",
+        help="for --maps: files, or numbers or names of the first run's test split",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,16 +48,28 @@ def run(args: argparse.Namespace) -> int:
     from ..runs.comparison import group_runs
     from ..runs.comparison_output import comparison_data, comparison_text
 
-    if args.plot is not None:
-        require_extra("matplotlib", "plots", "--plot")
-        if args.plot.suffix.lower() != ".png":
-            raise InputError(f"--plot {args.plot}: expected a name that ends in .png")
+    for option, path in (("--plot", args.plot), ("--maps", args.maps)):
+        if path is not None:
+            require_extra("matplotlib", "plots", option)
+            if path.suffix.lower() != ".png":
+                raise InputError(f"{option} {path}: expected a name that ends in .png")
+    if args.images and args.maps is None:
+        raise InputError("--images: goes with --maps FILE.png")
     folders = {path.resolve(): path for path in args.run_folders}  # a run that is given twice is one run
-    groups = group_runs([read_run(path) for path in folders.values()])
+    runs = [read_run(path) for path in folders.values()]
+    groups = group_runs(runs)
     print(json.dumps(comparison_data(groups), indent=1) if args.json else comparison_text(groups))
     if args.plot is not None:
         from ..runs.comparison_figure import comparison_figure
         from ..runs.curves import save_figure
 
         print(save_figure(comparison_figure(groups), args.plot), file=sys.stderr)
+    if args.maps is not None:
+        from ..devices import resolve_device
+        from ..runs.comparison_maps import comparison_maps
+        from ..runs.curves import save_figure
+
+        print(
+            save_figure(comparison_maps(runs, args.images, resolve_device(None)), args.maps), file=sys.stderr
+        )
     return 0

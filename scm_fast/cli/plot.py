@@ -26,7 +26,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,22 +78,12 @@ def run(args: argparse.Namespace) -> int:
 
 def draw_maps(record: RunRecord, out: Path, args: argparse.Namespace) -> Path:
     from ..devices import resolve_device
-    from ..evaluation.runner import check_classes
     from ..models import load_model
     from ..runs.curves import save_figure
-    from ..runs.maps import choose_subjects, compute_maps, maps_figure
-    from ..training.validation import open_split
+    from ..runs.maps import compute_maps, images_of_run, maps_figure
 
     model = load_model(record.path / args.model if args.model else record.kept_model)
-    wanted: Sequence[str] = args.images or ()
-    dataset = None
-    if not wanted or not all(Path(word).is_file() for word in wanted):
-        dataset = open_split(record.config, args.split or record.config.test_split)
-        check_classes(model, dataset)
-        # The middles of equal parts, so that they are of different classes where the data are in order.
-        parts = min(DEFAULT_IMAGES, len(dataset))
-        wanted = wanted or [str((2 * part + 1) * len(dataset) // (2 * parts)) for part in range(parts)]
-    subjects = choose_subjects(dataset, wanted)
+    subjects = images_of_run(record, model, args.images or (), args.split, DEFAULT_IMAGES)
     results = compute_maps(model, subjects, resolve_device(args.device), record.config.protocol)
     names = model.config.class_names or [str(label) for label in range(model.config.num_classes)]
     return save_figure(maps_figure(results, names), out / "maps.png")

@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from ..training import Diverged, Interrupted, TrainConfig, Trainer
 from ..training.config import add_options, config_from_options
+from ..training.pretraining import pretrain
 from ..training.processes import start_processes
 from ..training.validation import evaluate_kept_model
 from .running import Stop
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 def train(config: TrainConfig) -> None:
     """A whole run: training, and the evaluation of the model that it kept."""
     device = start_processes(config.device)
-    trainer = Trainer(config, device)
+    trainer = Trainer(config, device, start_from=pretrain(config, device))
     trainer.fit()
     evaluate_kept_model(config, trainer.folder.path / trainer.kept_model(), device, trainer.amp)
     if dist.is_initialized():

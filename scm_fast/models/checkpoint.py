@@ -16,10 +16,9 @@ from ..files import replacing
 from .config import ModelConfig
 from .factory import create_model, model_from_config
 from .localization_model import LocalizationModel
-from .weights import load_strictly, read_file, read_state_dict
+from .weights import WEIGHTS_FILE, load_strictly, read_file, read_state_dict
 
 CONFIG_FILE = "config.json"
-WEIGHTS_FILE = "model.safetensors"
 
 
 def save_model(model: LocalizationModel, folder: str | os.PathLike[str]) -> Path:

@@ -43,7 +43,8 @@ def create_model(
         num_classes: how many classes.
         method: `scm`; `tscam`, the same network trained without calibration; or `cls`, a linear
             classifier on the CLS token.
-        pretrained: False, True for timm's hub, or a .safetensors or .pth file with the backbone's names.
+        pretrained: False, True for timm's hub, a .safetensors or .pth file with the backbone's names, or a folder
+            that `save_model` wrote, for another method or other classes.
         preset: `paper` or `official`: head initialisation and calibration.
         image_size: pixels, one number or (height, width); the backbone's own if None.
         attention_layers: layers whose CLS attention is averaged, negative from the end; None for all.

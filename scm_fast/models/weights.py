@@ -20,6 +20,8 @@ from .localization_model import LocalizationModel
 
 logger = logging.getLogger("scm_fast")
 
+WEIGHTS_FILE = "model.safetensors"  # in the folder of a saved model
+
 # Published checkpoints keep their best metric as a numpy number. These build numbers and nothing else.
 _build_number = np.float64(0).__reduce__()[0]  # public name for a function that numpy 2 moved
 _NUMPY_NUMBERS: list[Any] = [
@@ -89,14 +91,18 @@ def load_strictly(module: nn.Module, state: Mapping[str, Tensor], source: str) -
 
 
 def load_pretrained(model: LocalizationModel, path: str | os.PathLike[str]) -> None:
-    """Put a file with the backbone's own names (timm's, or the Conformer authors') into `model`.
+    """Put a file with the backbone's own names (timm's, or the Conformer authors'), or a folder that `save_model`
+    wrote, into `model`.
 
-    Its classifier is used where `model` has one of the same shape, and dropped with a notice otherwise.
+    Its classifier is used where `model` has one of the same shape, and dropped with a notice otherwise. A
+    calibration starts anew.
     """
-    state = read_state_dict(path)
+    path = Path(path)
+    state = read_state_dict(path / WEIGHTS_FILE if path.is_dir() else path)
     backbone, head = model.backbone, model.head
     if isinstance(backbone, Conformer):
         classifier, other = "trans_cls_head", []
+        state = _backbone_names(state, classifier)
         theirs, ours = state.get("conv_cls_head.weight"), backbone.conv_cls_head.weight
         if theirs is not None and theirs.shape != ours.shape:
             _notice_dropped(path, "conv_cls_head", theirs, ours)
@@ -105,6 +111,7 @@ def load_pretrained(model: LocalizationModel, path: str | os.PathLike[str]) -> N
             }
     else:
         classifier, other = "head", ["head_dist"]
+        state = _backbone_names(state, classifier)
         # timm's own rules: other position embedding grids, older names.
         state = sys.modules[type(backbone).__module__].checkpoint_filter_fn(state, backbone)
     taken = {name: state.pop(f"{classifier}.{name}", None) for name in ("weight", "bias")}
@@ -117,6 +124,21 @@ def load_pretrained(model: LocalizationModel, path: str | os.PathLike[str]) -> N
         head.load_state_dict(taken)
     else:
         _notice_dropped(path, classifier, taken["weight"], head.weight)
+
+
+def _backbone_names(state: dict[str, Tensor], classifier: str) -> dict[str, Tensor]:
+    """The names that the backbone's own file would have, if this is a whole `LocalizationModel`."""
+    if not any(key.startswith("backbone.") for key in state):
+        return state
+    own = {
+        key.removeprefix("backbone."): value for key, value in state.items() if key.startswith("backbone.")
+    }
+    head = {
+        f"{classifier}.{key.removeprefix('head.')}": value
+        for key, value in state.items()
+        if key.startswith("head.")
+    }
+    return own | head
 
 
 def _notice_dropped(path: str | os.PathLike[str], name: str, theirs: Tensor, ours: Tensor) -> None:

@@ -20,9 +20,11 @@ from ..data.images import load_image
 from ..errors import InputError
 from ..evaluation import protocols
 from ..evaluation.boxes import EVALUATION_SIZE, largest_box, resize_map, scale_to_image, to_uint8
-from ..evaluation.runner import evaluation_recipe
+from ..evaluation.runner import check_classes, evaluation_recipe
 from ..localizer import DEFAULT_THRESHOLD
 from ..models import LocalizationModel
+from ..training.validation import open_split
+from .reading import RunRecord
 
 Box = Sequence[float]  # x0, y0, x1, y1 in pixels of the image
 PANEL = 1.6  # inches, width of a panel
@@ -78,6 +80,20 @@ def choose_subjects(dataset: LocalizationDataset | None, wanted: Sequence[str]) 
     return subjects
 
 
+def images_of_run(
+    record: RunRecord, model: LocalizationModel, wanted: Sequence[str], split: str | None, count: int
+) -> list[Subject]:
+    """The files and images of the split (the run's test split) that are `wanted`, or `count` of the split."""
+    dataset = None
+    if not wanted or not all(Path(word).is_file() for word in wanted):
+        dataset = open_split(record.config, split or record.config.test_split)
+        check_classes(model, dataset)
+        # The middles of equal parts, so that they are of different classes where the data are in order.
+        parts = min(count, len(dataset))
+        wanted = wanted or [str((2 * part + 1) * len(dataset) // (2 * parts)) for part in range(parts)]
+    return choose_subjects(dataset, wanted)
+
+
 @torch.inference_mode()
 def compute_maps(
     model: LocalizationModel, subjects: Sequence[Subject], device: torch.device, protocol: str
@@ -129,22 +145,27 @@ def maps_figure(results: Sequence[BlockMaps], class_names: Sequence[str]) -> Fig
         axes.set_axis_off()
     for row, result in enumerate(results):
         upper, lower = grid[2 * row], grid[2 * row + 1]
-        _show(upper[0], result, None, "image")
+        show_image(upper[0], result, None, "image")
         _write(lower[0], result, class_names)
         for block in range(blocks):
             if result.semantic:
-                _show(upper[1 + block], result, result.semantic[block], f"$S^{{{block}}}$")
-            _show(lower[1 + block], result, result.attention[block], f"$F^{{{block}}}$")
-        _show(upper[-1], result, None, "box")
-        for corners, colour in [*((box, TRUTH) for box in result.subject.boxes), (result.box, FOUND)]:
-            x0, y0, x1, y1 = corners
-            outline = Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, edgecolor=colour, linewidth=1.8)
-            upper[-1].add_patch(outline)
-        _show(lower[-1], result, result.activation, "$F^0 S^0$" if result.semantic else "$F^0$")
+                show_image(upper[1 + block], result, result.semantic[block], f"$S^{{{block}}}$")
+            show_image(lower[1 + block], result, result.attention[block], f"$F^{{{block}}}$")
+        show_image(upper[-1], result, None, "box")
+        outline_boxes(upper[-1], result)
+        show_image(lower[-1], result, result.activation, "$F^0 S^0$" if result.semantic else "$F^0$")
     return figure
 
 
-def _show(axes: Axes, result: BlockMaps, values: NDArray | None, title: str) -> None:
+def outline_boxes(axes: Axes, result: BlockMaps) -> None:
+    """The true boxes in green and the one that was found in red, on axes in pixels of the image."""
+    for corners, colour in [*((box, TRUTH) for box in result.subject.boxes), (result.box, FOUND)]:
+        x0, y0, x1, y1 = corners
+        outline = Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, edgecolor=colour, linewidth=1.8)
+        axes.add_patch(outline)
+
+
+def show_image(axes: Axes, result: BlockMaps, values: NDArray | None, title: str) -> None:
     """The image, with a map as heat over it, on axes in pixels of the image."""
     width, height = result.subject.image.size
     small = result.subject.image.copy()

@@ -60,7 +60,10 @@ class TrainConfig:
 
     # Model
     backbone: str = option("deit_small_patch16_224", "a timm name, or conformer_small_patch16")
-    pretrained: bool | str = option(True, "true for timm's hub, false, or a weight file")
+    pretrained: bool | str = option(True, "true for timm's hub, false, a weight file, or a model of a run")
+    pretraining: dict[str, Any] = option(
+        {}, "for pretrained: false, fields of a run of method cls that comes first, as {epochs: 3}"
+    )
     method: Literal["scm", "tscam", "cls"] = option("scm", "scm, or a baseline: tscam, or cls, a classifier")
     preset: Literal["paper", "official"] = option("paper", "the paper's settings or its published code's")
     backend: Literal["auto", "reference", "torch", "triton"] = option("auto", "kernels of the calibration")
@@ -112,6 +115,8 @@ class TrainConfig:
             raise InputError(
                 "train_split: trainval has the images of val_split in it; choose another val_split"
             )
+        if self.pretraining and self.pretrained is not False:
+            raise InputError("pretraining: goes with `pretrained: false`, which starts from no weights")
         if self.min_lr > self.lr:
             raise InputError(f"min_lr: {self.min_lr} is above lr {self.lr}")
         if self.warmup_epochs >= self.epochs:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from ..data import DecodedCache, LocalizationDataset, TrainLoader, build_train_loader, published_recipe
@@ -19,14 +21,16 @@ def amp_dtype(name: str, device: torch.device) -> torch.dtype | None:
     return AMP_DTYPES[name]
 
 
-def build_model(config: TrainConfig, dataset: LocalizationDataset) -> LocalizationModel:
+def build_model(
+    config: TrainConfig, dataset: LocalizationDataset, start_from: Path | None = None
+) -> LocalizationModel:
     calibration = {"backend": config.backend, **config.calibration} if config.method == "scm" else {}
     assert config.drop_path_rate is not None
     return create_model(
         config.backbone,
         dataset.num_classes,
         config.method,
-        config.pretrained,
+        config.pretrained if start_from is None else start_from,
         preset=config.preset,
         image_size=config.image_size,
         attention_layers=config.attention_layers,

@@ -9,6 +9,7 @@ import math
 import signal
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -58,16 +59,18 @@ class Trainer:
 
     trainer = Trainer(config, device)
     trainer.fit()
+
+    start_from: weights instead of those that the configuration names.
     """
 
-    def __init__(self, config: TrainConfig, device: torch.device) -> None:
+    def __init__(self, config: TrainConfig, device: torch.device, start_from: Path | None = None) -> None:
         self.config, self.device = config, device
         if config.tensorboard:
             check_tensorboard()
         self.amp = amp_dtype(config.amp, device)
         self.dataset = open_split(config, config.train_split)
         torch.manual_seed(config.seed)
-        self.model = build_model(config, self.dataset).to(device)
+        self.model = build_model(config, self.dataset, start_from).to(device)
         self.loader = build_loader(config, self.dataset, self.model, device)
         self.validation = SplitEvaluation(config, config.val_split, self.model, device)
         if config.channels_last:

@@ -1,0 +1,45 @@
+"""Weights to start from, where there are none: a run that trains the CLS token's classifier comes first."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+
+from . import processes
+from .config import TrainConfig, make_config
+from .trainer import Trainer
+
+logger = logging.getLogger("scm_fast")
+FOLDER = "pretraining"  # in the run folder
+
+
+def pretrain(config: TrainConfig, device: torch.device) -> Path | None:
+    """Carry out the pretraining that `config` asks for; gives the model to start from, None if it asks for none.
+
+    It is a run of its own, in a folder of the run folder: logged, checkpointed and resumed like any other.
+    """
+    if not config.pretraining:
+        return None
+    first = pretraining_config(config)
+    assert first.out is not None
+    if processes.is_first():
+        logger.warning(
+            "first a network to start from: %d epochs of method cls in %s", first.epochs, first.out
+        )
+    trainer = Trainer(first, device)
+    trainer.fit()
+    return trainer.folder.path / trainer.kept_model()
+
+
+def pretraining_config(config: TrainConfig) -> TrainConfig:
+    """The run that comes first: `config` with method cls, its best model by classification, and its own fields."""
+    assert config.out is not None
+    own = {
+        "method": "cls",
+        "calibration": {},
+        "best_metric": "top1_cls",
+        "out": str(Path(config.out) / FOLDER),
+    }
+    return make_config(config.as_dict() | own | {"pretraining": {}} | config.pretraining, "pretraining")
