@@ -33,7 +33,7 @@ demo: $(installed) ## train TS-CAM and SCM on the built-in set, evaluate and com
 	@echo "== training SCM at the same budget"
 	@scm-fast train --method scm --out runs/demo-scm --resume auto
 	@echo "== comparison"
-	@scm-fast compare runs/demo-tscam runs/demo-scm
+	@scm-fast compare runs/demo-tscam runs/demo-scm --maps runs/demo.png
 	@echo "reports: runs/demo-tscam/evaluation/report.html runs/demo-scm/evaluation/report.html"
 
 clean-demo: ## forget the demo's runs
