@@ -16,7 +16,15 @@ SHAPES = shapes(
     FIRST,
     (8, 200, 28),
     (32, 1000, 14),
-    full=[(256, 200, 14), (128, 1000, 14), (32, 200, 28), (8, 1000, 28), (8, 200, 56), (4, 200, 64), (4, 1000, 64)],
+    full=[
+        (256, 200, 14),
+        (128, 1000, 14),
+        (32, 200, 28),
+        (8, 1000, 28),
+        (8, 200, 56),
+        (4, 200, 64),
+        (4, 1000, 64),
+    ],
 )
 
 
@@ -33,6 +41,4 @@ def test_edge_similarity(compare, device, full, mode, batch, classes, side):
 
     compiling = full or (batch, classes, side) == FIRST
     found = proven(across_backends(make, device, compiling=compiling), dedges)
-    compare(
-        Case("edge_similarity", mode, batch, classes, side, side, "float32"), tasks(found, mode, dedges)
-    )
+    compare(Case("edge_similarity", mode, batch, classes, side, side, "float32"), tasks(found, mode, dedges))

@@ -1,8 +1,8 @@
 """`pytest bench/ --benchmark-only`: every benchmark of this folder, and one table of results at the end.
 
-    --device cuda      on the GPU (default: cpu)
-    --full             all shapes, and everything compiled; without it, at most 5 minutes on two quiet cores
-    --results FILE     the table as CSV as well
+--device cuda      on the GPU (default: cpu)
+--full             all shapes, and everything compiled; without it, at most 5 minutes on two quiet cores
+--results FILE     the table as CSV as well
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     terminalreporter.section("benchmarks")
     environment = {row.device: None for row in rows if not row.not_run}
     terminalreporter.line(f"{'; '.join(environment)}; torch {rows[0].torch}; commit {rows[0].commit}")
-    terminalreporter.line("faster and smaller: against the reference (or the first of a case), round by round")
+    terminalreporter.line(
+        "faster and smaller: against the reference (or the first of a case), round by round"
+    )
     terminalreporter.line("")
     terminalreporter.line(format_table(rows))
     if config.option.results:
@@ -160,9 +162,7 @@ def _rows(
         compared = base is not None and name != base
         ratios = percentiles("ratio_", measured.ratios(base, name)) if compared else {}
         seconds = measured.seconds[name]
-        yield row(
-            name, metric, **percentiles("", seconds), rounds=len(seconds), against=base or "", **ratios
-        )
+        yield row(name, metric, **percentiles("", seconds), rounds=len(seconds), against=base or "", **ratios)
         for of, counted in ((PEAK_MEMORY, measured.peak_bytes), (WORKING_MEMORY, measured.working_bytes)):
             if name in counted:
                 value = np.array(counted[name], dtype=float)

@@ -14,19 +14,20 @@ from scm_fast.backends import interpreting, why_not
 
 MODES = ("forward", "backward", "both")
 COMPILED = "compiled reference"
+Outputs = Tensor | tuple[Tensor, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Implementation:
     """A forward pass, recorded for a backward pass, and the tensors that it is differentiated by."""
 
-    function: Callable[[], Tensor]
+    function: Callable[[], Outputs]
     inputs: tuple[Tensor, ...]
 
-    def gradients(self, output: Tensor, doutput: Tensor) -> tuple[Tensor, ...]:
+    def gradients(self, output: Outputs, doutput: Outputs) -> tuple[Tensor, ...]:
         return torch.autograd.grad(output, self.inputs, doutput)
 
-    def task(self, mode: str, doutput: Tensor) -> Task:
+    def task(self, mode: str, doutput: Outputs) -> Task:
         if mode == "forward":
             return Task(lambda _: self.function())
         if mode == "backward":
@@ -43,6 +44,18 @@ def shapes(*default: Sequence[object], full: Sequence[Sequence[object]]) -> list
     return [pytest.param(*shape) for shape in default] + only_full
 
 
+def why_not_triton(device: torch.device) -> str:
+    """Why the kernels are not timed on `device`; empty where they are."""
+    if interpreting():
+        return "the interpreter (TRITON_INTERPRET=1) is never timed"
+    return why_not("triton", device)
+
+
+def fastest_backend(device: torch.device) -> str:
+    """The one whose speed is promised."""
+    return "torch" if why_not_triton(device) else "triton"
+
+
 def across_backends(
     make: Callable[[str], Implementation],
     device: torch.device,
@@ -55,9 +68,7 @@ def across_backends(
     compiling: whether to compile; it takes minutes for a whole study.
     reference_not_run: why the reference is left out, if it is.
     """
-    why_no_triton = why_not("triton", device)
-    if interpreting():
-        why_no_triton = "the interpreter (TRITON_INTERPRET=1) is never timed"
+    why_no_triton = why_not_triton(device)
     return {
         "reference": NotRun(reference_not_run) if reference_not_run else make("reference"),
         "torch": make("torch"),
@@ -77,7 +88,7 @@ def compiled(make: Callable[[str], Implementation], not_run: str = "") -> Implem
 
 def proven(
     implementations: Implementations,
-    doutput: Tensor,
+    doutput: Outputs,
     *,
     tolerance: float = 1e-3,
     compared: int | None = None,
@@ -85,7 +96,7 @@ def proven(
 ) -> Implementations:
     """Runs each once: all outputs and gradients must be the reference's, up to `tolerance` of their norm.
 
-    compared: how many of the inputs have their gradients compared (all).
+    compared: whose gradients are compared: those of the first n inputs, or for -n of all but the last n.
     translate: the reference's gradients to those of the others, where their inputs differ.
 
     What the machine cannot run (no memory, no compiler) comes back as not run.
@@ -106,7 +117,9 @@ def proven(
             found[name] = NotRun(f"torch.compile failed: {str(error).strip().splitlines()[0]}")
             continue
         literal = name in ("reference", COMPILED)
-        results = (output.detach(), *(translate(gradients) if literal else gradients)[:compared])
+        outputs = output if isinstance(output, tuple) else (output,)
+        results = (*outputs, *(translate(gradients) if literal else gradients)[:compared])
+        results = tuple(result.detach() for result in results)
         if name == "reference":
             expected = results
         elif expected is not None:
@@ -115,13 +128,13 @@ def proven(
 
 
 def assert_same(name: str, results: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float) -> None:
+    """All outputs, then all gradients, by the norm of their difference."""
     for index, (ours, theirs) in enumerate(zip(results, expected, strict=True)):
-        what = "the output" if index == 0 else f"gradient {index}"
-        error = (ours.double() - theirs.double()).norm() / theirs.double().norm()
-        assert error <= tolerance, f"{name}: {what} differs from the reference by {error:.1e} of its norm"
+        error = (ours - theirs).norm() / theirs.norm()
+        assert error <= tolerance, f"{name}: result {index} differs from the reference by {error:.1e}"
 
 
-def tasks(implementations: Implementations, mode: str, doutput: Tensor) -> Mapping[str, Task | NotRun]:
+def tasks(implementations: Implementations, mode: str, doutput: Outputs) -> Mapping[str, Task | NotRun]:
     return {
         name: found if isinstance(found, NotRun) else found.task(mode, doutput)
         for name, found in implementations.items()

@@ -75,7 +75,9 @@ class Row(Case):
     def range(self) -> tuple[float, float, float]:
         """p20, p50 and p80 of a row that was run."""
         if self.p20 is None or self.p50 is None or self.p80 is None:
-            raise InputError(f"{self.op}, {self.shape}, {self.mode}, {self.backend}: p20, p50 or p80 is missing")
+            raise InputError(
+                f"{self.op}, {self.shape}, {self.mode}, {self.backend}: p20, p50 or p80 is missing"
+            )
         return self.p20, self.p50, self.p80
 
     @property

@@ -15,6 +15,7 @@ from ..errors import InputError
 
 # name -> one line for `scm-fast --help`; the code is in the module of that name (with _ for -).
 COMMANDS: dict[str, str] = {
+    "bench": "measure against the reference, draw the results, or compare two of them",
     "check-data": "look through a data folder and list everything that is wrong with it",
     "export": "write a trained network as one .pt2 or .onnx file",
     "predict": "classes and boxes of your images, with a trained checkpoint",
