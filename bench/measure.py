@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import math
 import time
 from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
 
-MIN_ROUNDS, MAX_ROUNDS = 5, 300
+MIN_ROUNDS, MAX_ROUNDS = 5, 100
+# On the CPU a turn lasts so many seconds at least: a short task runs several times, and their mean counts. Other
+# processes interrupt for up to some 30 ms, which would be all or nothing for a task of a millisecond.
+TURN, MAX_REPEATS = 0.06, 1000
 # Rounds go on until the median ratios are known to about this fraction, or the time for the case is over.
 PRECISION = 0.02
 # More than any GPU's L2 cache.
@@ -48,13 +52,21 @@ class CpuMeter:
         """Counts the seconds of this process's threads alone, whatever else the machine does."""
         return cls(time.process_time)
 
-    def seconds(self, task: Task) -> float:
-        given = task.prepare()
-        start = self.clock()
-        result = task.run(given)
-        seconds = self.clock() - start
-        del result  # freeing it is not part of the work
-        return seconds
+    def repeats(self, task: Task) -> int:
+        """How often the task runs in a turn."""
+        shortest = min(self.seconds(task, 1) for _ in range(2))
+        return math.ceil(min(TURN / max(shortest, 1e-9), MAX_REPEATS))
+
+    def seconds(self, task: Task, repeats: int) -> float:
+        """The mean of one turn."""
+        total = 0.0
+        for _ in range(repeats):
+            given = task.prepare()
+            start = self.clock()
+            result = task.run(given)
+            total += self.clock() - start
+            del result  # freeing it is not part of the work
+        return total / repeats
 
     def peak_bytes(self, task: Task) -> tuple[int, int]:
         """Bytes of tensors alive at once beyond those alive before `run`, and those of what it returns."""
@@ -76,7 +88,10 @@ class CudaMeter:
     def __init__(self) -> None:
         self.flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
 
-    def seconds(self, task: Task) -> float:
+    def repeats(self, task: Task) -> int:
+        return 1  # nothing interrupts a kernel, and a second run would find the cache filled
+
+    def seconds(self, task: Task, repeats: int) -> float:
         given = task.prepare()
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self.flush.zero_()  # what the previous task left in the cache is gone
@@ -136,6 +151,7 @@ def measure(
     Every task must have run before: the first call of anything is not like the others.
     """
     peaks = {name: meter.peak_bytes(task) for name, task in tasks.items()} if memory else {}
+    repeats = {name: meter.repeats(task) for name, task in tasks.items()}
     rounds: dict[str, list[float]] = {name: [] for name in tasks}
     gc.collect()
     gc.disable()
@@ -143,7 +159,7 @@ def measure(
         end = time.perf_counter() + seconds
         for count in range(1, MAX_ROUNDS + 1):
             for name, task in tasks.items():
-                rounds[name].append(meter.seconds(task))
+                rounds[name].append(meter.seconds(task, repeats[name]))
             if count >= min_rounds and (time.perf_counter() >= end or settled(rounds, base)):
                 break
     finally:

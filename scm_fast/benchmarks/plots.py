@@ -25,12 +25,12 @@ def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
     if importlib.util.find_spec("matplotlib") is None:
         raise InputError("--plot needs matplotlib; pip install 'scm-fast[plots]'")
     measured = [row for row in rows if not row.not_run]
-    figures = {
+    drawn = {
         "speedup.png": _speedup(measured),
         "memory.png": _memory(measured),
         "growth.png": _growth(measured),
     }
-    figures = {name: figure for name, figure in figures.items() if figure is not None}
+    figures = {name: figure for name, figure in drawn.items() if figure is not None}
     if not figures:
         raise InputError("the table has no ratio, no memory and no series of token grids to draw")
     folder.mkdir(parents=True, exist_ok=True)
@@ -63,7 +63,7 @@ def _figure(width: float, height: float, columns: int = 1) -> tuple[Any, Any]:
     return figure, axes
 
 
-def _speedup(rows: Sequence[Row]) -> Any | None:
+def _speedup(rows: Sequence[Row]) -> Any:
     shown = [row for row in rows if row.metric in TIMES and row.ratio_range and row.against == "reference"]
     if not shown:
         return None
@@ -78,7 +78,7 @@ def _speedup(rows: Sequence[Row]) -> Any | None:
     return figure
 
 
-def _memory(rows: Sequence[Row]) -> Any | None:
+def _memory(rows: Sequence[Row]) -> Any:
     shown = [row for row in rows if row.metric == PEAK_MEMORY]
     if not shown:
         return None
@@ -141,7 +141,7 @@ def _plain_numbers(axis: Any) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def _growth(rows: Sequence[Row]) -> Any | None:
+def _growth(rows: Sequence[Row]) -> Any:
     """Time and memory of the calibration over the number of tokens, for the batch with the longest series."""
     shown = [
         row

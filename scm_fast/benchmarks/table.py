@@ -105,7 +105,7 @@ def write_table(path: Path, rows: Iterable[Row]) -> None:
         writer.writeheader()
         for row in rows:
             cells = dataclasses.asdict(row)
-            cells.update({name: f"{cells[name]:.6g}" for name in _NUMBERS if cells[name] is not None})
+            cells.update({name: f"{cells[name]:.9g}" for name in _NUMBERS if cells[name] is not None})
             writer.writerow(cells)
 
 

@@ -28,6 +28,7 @@ from pathlib import Path
 
 from ..benchmarks.comparison import TOLERANCE, compare_tables, format_comparison
 from ..benchmarks.table import read_table
+from ..devices import resolve_device
 from ..errors import InputError
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
@@ -63,7 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.compare:
-        return _compare(*args.compare, args.tolerance)
+        before, after = args.compare
+        return _compare(before, after, args.tolerance)
     if args.plot is not None:
         return _plot(args.plot, args.out)
     return _measure(args)
@@ -102,6 +104,7 @@ def _measure(args: argparse.Namespace) -> int:
     for package in ("pytest", "pytest_benchmark"):
         if importlib.util.find_spec(package) is None:
             raise InputError(f"{package} is not installed; pip install 'scm-fast[dev]'")
+    resolve_device(args.device)
     files = [_bench_file(op) for op in args.ops] or [BENCH]
     results = _default_results(args.device) if args.results is None else args.results.resolve()
     command = [sys.executable, "-m", "pytest", *map(str, files), "--benchmark-only", "-v"]
