@@ -52,7 +52,7 @@ def test_cls_attention(compare, device, full, mode, batch, heads, side):
     def make(backend: str) -> Implementation:
         return Implementation(literal if backend == "reference" else row_beside_fused, (qkv,))
 
-    found = across_backends(make, device, compiling=full or (batch, heads, side) == FIRST)
+    found = across_backends(make, device, compiling=full or (mode, batch, heads, side) == ("both", *FIRST))
     found["triton"] = NotRun("this op has no kernel of its own: it runs beside PyTorch's fused attention")
     case = Case("cls_attention", mode, batch, None, side, side, "float32", f"{heads} heads")
     compare(case, tasks(proven(found, doutput), mode, doutput))

@@ -12,24 +12,19 @@ from scm_fast.benchmarks.table import Case
 from scm_fast.ops.edge_similarity import edge_similarity
 
 FIRST = (128, 200, 14)
+OTHERS = [(8, 200, 28), (32, 1000, 14)]
 SHAPES = shapes(
-    FIRST,
-    (8, 200, 28),
-    (32, 1000, 14),
+    *((mode, *FIRST) for mode in MODES),
+    *(("both", *shape) for shape in OTHERS),
     full=[
-        (256, 200, 14),
-        (128, 1000, 14),
-        (32, 200, 28),
-        (8, 1000, 28),
-        (8, 200, 56),
-        (4, 200, 64),
-        (4, 1000, 64),
+        *((mode, *shape) for mode in ("forward", "backward") for shape in OTHERS),
+        *((mode, *shape) for mode in MODES for shape in [(256, 200, 14), (128, 1000, 14), (32, 200, 28)]),
+        *((mode, *shape) for mode in MODES for shape in [(8, 1000, 28), (8, 200, 56), (4, 200, 64)]),
     ],
 )
 
 
-@pytest.mark.parametrize(("batch", "classes", "side"), SHAPES)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mode", "batch", "classes", "side"), SHAPES)
 def test_edge_similarity(compare, device, full, mode, batch, classes, side):
     S = torch.randn(batch, classes, side, side, device=device, requires_grad=True)
     dedges = torch.randn(batch, 2, side, side, device=device)
@@ -39,6 +34,6 @@ def test_edge_similarity(compare, device, full, mode, batch, classes, side):
             return Implementation(lambda: reference.edge_similarity(S), (S,))
         return Implementation(lambda: edge_similarity(S, backend), (S,))
 
-    compiling = full or (batch, classes, side) == FIRST
+    compiling = full or (mode, batch, classes, side) == ("both", *FIRST)
     found = proven(across_backends(make, device, compiling=compiling), dedges)
     compare(Case("edge_similarity", mode, batch, classes, side, side, "float32"), tasks(found, mode, dedges))

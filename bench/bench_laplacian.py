@@ -15,7 +15,15 @@ from scm_fast.ops.laplacian import laplacian
 # The matrices do not depend on the number of classes.
 CLASSES = 200
 FIRST = (32, 14)
-SHAPES = shapes(FIRST, (4, 28), full=[(128, 14), (16, 28), (2, 56), (1, 64)])
+SHAPES = shapes(
+    *((mode, *FIRST) for mode in MODES),
+    ("both", 4, 28),
+    full=[
+        ("forward", 4, 28),
+        ("backward", 4, 28),
+        *((mode, *shape) for mode in MODES for shape in [(128, 14), (16, 28), (2, 56), (1, 64)]),
+    ],
+)
 
 
 def gradient_on_edges(dE: torch.Tensor, side: int) -> torch.Tensor:
@@ -28,8 +36,7 @@ def gradient_on_edges(dE: torch.Tensor, side: int) -> torch.Tensor:
     return edges
 
 
-@pytest.mark.parametrize(("batch", "side"), SHAPES)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mode", "batch", "side"), SHAPES)
 def test_laplacian(compare, device, full, mode, batch, side):
     S = torch.randn(batch, CLASSES, side, side, device=device)
     lam = torch.tensor(1.1, device=device, requires_grad=True)
@@ -43,7 +50,7 @@ def test_laplacian(compare, device, full, mode, batch, side):
         return Implementation(lambda: laplacian(edges, lam, backend), (edges, lam))
 
     found = proven(
-        across_backends(make, device, compiling=full or (batch, side) == FIRST),
+        across_backends(make, device, compiling=full or (mode, batch, side) == ("both", *FIRST)),
         dL,
         translate=lambda gradients: (gradient_on_edges(gradients[0], side), *gradients[1:]),
     )

@@ -49,7 +49,7 @@ def test_newton_schulz(compare, device, full, mode, batch, side, iterations, det
     def make(backend: str) -> Implementation:
         return Implementation(literal, (L, F)) if backend == "reference" else fused(backend, keep=True)
 
-    first = (batch, side, iterations, detach_init) == FIRST
+    first = (mode, batch, side, iterations, detach_init) == ("both", *FIRST)
     found = across_backends(make, device, compiling=full or first)
     found["torch, recomputed"] = fused("torch", keep=False)
     variant = f"p = {iterations}" + (", X_0 constant" if detach_init else "")

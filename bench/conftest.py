@@ -31,7 +31,7 @@ from scm_fast.devices import resolve_device
 from scm_fast.errors import InputError
 
 # Seconds of rounds for each case, beyond the least number of them.
-SECONDS, SECONDS_OF_FULL = 3.0, 20.0
+SECONDS, SECONDS_OF_FULL = 2.0, 20.0
 ROWS = pytest.StashKey[list[Row]]()
 
 

@@ -281,12 +281,12 @@ def test_an_op_that_there_is_not(bench):
 def test_a_run_writes_the_table(tmp_path, bench):
     """One real case, where Triton's interpreter is on: it must not be timed."""
     table = tmp_path / "laplacian.csv"
-    status, out, err = bench("laplacian", "-k", "forward-4-28", "--results", table)
+    status, out, err = bench("laplacian", "-k", "forward-32-14", "--results", table)
     assert status == 0, out + err
     assert f"written to {table}" in out
     rows = read_table(table)
     assert {(row.op, row.mode, row.batch, row.height, row.width) for row in rows} == {
-        ("laplacian", "forward", 4, 28, 28)
+        ("laplacian", "forward", 32, 14, 14)
     }
     by_key = {(row.backend, row.metric): row for row in rows}
     assert by_key["triton", TIME].not_run
@@ -299,8 +299,8 @@ def test_a_run_writes_the_table(tmp_path, bench):
     low, middle, high = by_key["torch", TIME].ratio_range
     assert 0 < low <= middle <= high
     assert by_key["torch", TIME].against == "reference"
-    # L itself, which both return, is 4 x 784 x 784 floats.
-    size = 4 * 784**2 * 4
+    # L itself, which both return, is 32 x 196 x 196 floats.
+    size = 32 * 196**2 * 4
     assert size <= by_key["torch", PEAK_MEMORY].p50 < by_key["reference", PEAK_MEMORY].p50
     working = by_key["torch", PEAK_MEMORY].p50 - size
     assert by_key["torch", WORKING_MEMORY].p50 == pytest.approx(working, rel=1e-4)
