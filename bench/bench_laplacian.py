@@ -29,7 +29,8 @@ SHAPES = shapes(
 def gradient_on_edges(dE: torch.Tensor, side: int) -> torch.Tensor:
     """Of a gradient by every entry of E (B, N, N), that by the edges (B, 2, H, W): both entries of each."""
     grid = (dE + dE.mT).unflatten(2, (side, side)).unflatten(1, (side, side))
-    rows, columns = torch.arange(side)[:, None], torch.arange(side)
+    columns = torch.arange(side, device=dE.device)
+    rows = columns[:, None]
     edges = dE.new_zeros(len(dE), 2, side, side)
     edges[:, 0, :, :-1] = grid[:, rows, columns[:-1], rows, columns[1:]]
     edges[:, 1, :-1] = grid[:, rows[:-1], columns, rows[1:], columns]
