@@ -112,6 +112,13 @@ def test_the_printed_table():
     assert len(lines) == 4
 
 
+def test_large_numbers_have_no_exponent():
+    lines = format_table([reference_row(0.9999), memory_row(1023 * 2**20, "reference"), torch_row(1234.0)])
+    assert "1000 ms (950 - 1050)" in lines
+    assert "1023 MiB" in lines
+    assert "1234x (1172 - 1296)" in lines
+
+
 def test_shape_of_a_case():
     case = Case("newton_schulz", "both", 16, None, 14, 14, "float32", "p = 16")
     assert case.shape == "16 x 14 x 14, p = 16"

@@ -169,7 +169,7 @@ def _time_cell(row: Row) -> str:
         for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "us"))
         if middle * factor >= 1 or unit == "us"
     )
-    text = f"{middle * factor:.3g} {unit} ({low * factor:.3g} - {high * factor:.3g})"
+    text = f"{_short(middle * factor)} {unit} ({_short(low * factor)} - {_short(high * factor)})"
     return text + (", CPU" if row.metric == CPU_TIME else "")
 
 
@@ -178,18 +178,23 @@ def ratio_cell(row: Row) -> str:
     if row.ratio_range is None:
         return ""
     low, middle, high = row.ratio_range
-    return f"{middle:.3g}x ({low:.3g} - {high:.3g})"
+    return f"{_short(middle)}x ({_short(low)} - {_short(high)})"
 
 
 def _memory_cells(row: Row | None) -> tuple[str, str]:
     if row is None or row.p50 is None:
         return "", ""
-    return format_bytes(row.p50), "" if row.ratio_p50 is None else f"{row.ratio_p50:.3g}x"
+    return format_bytes(row.p50), "" if row.ratio_p50 is None else f"{_short(row.ratio_p50)}x"
 
 
 def format_bytes(count: float) -> str:
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
-            return f"{count:.3g} {unit}"
+            return f"{_short(count)} {unit}"
         count /= 1024
-    return f"{count:.3g} GiB"
+    return f"{_short(count)} GiB"
+
+
+def _short(value: float) -> str:
+    """Three digits, or all of a large number: never an exponent."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
