@@ -272,6 +272,21 @@ def test_plot_without_matplotlib(tmp_path, bench, monkeypatch):
     assert "pip install 'scm-fast[plots]'" in err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["laplacian", "--plot"], "--plot and --compare read tables"),
+        (["--compare", "a.csv", "b.csv", "--full"], "--plot and --compare read tables"),
+        (["--out", "docs"], "--out is the folder for --plot"),
+        (["--compare", "a.csv", "b.csv", "--tolerance", "-1"], "--tolerance must not be negative"),
+    ],
+)
+def test_options_that_do_not_go_together(bench, arguments, message):
+    status, out, err = bench(*arguments)
+    assert (status, out) == (2, "")
+    assert message in err
+
+
 def test_outside_a_clone(tmp_path, bench, monkeypatch):
     monkeypatch.setattr("scm_fast.cli.bench.BENCH", tmp_path / "bench")
     status, _, err = bench()

@@ -63,6 +63,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    measuring = not args.compare and args.plot is None
+    if not measuring and (args.ops or args.full or args.k or args.results):
+        raise InputError("--plot and --compare read tables; OP, --full, -k and --results are for measuring")
+    if args.out is not None and args.plot is None:
+        raise InputError("--out is the folder for --plot; a measurement writes its table to --results")
     if args.compare:
         before, after = args.compare
         return _compare(before, after, args.tolerance)
