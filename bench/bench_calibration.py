@@ -1,75 +1,122 @@
-"""The calibration module, forward and backward, against its literal reference.
+"""The whole calibration module against its literal reference.
 
-    pytest bench/bench_calibration.py --benchmark-only -s
+    pytest bench/bench_calibration.py --benchmark-only
 
-Four blocks of p = 4 in float32 on the CPU. Calls alternate, and the ratio of the medians counts. Peak memory is
-that of the tensors a step allocates, beyond the gradient of S, by the profiler.
+Four blocks of p = 4 in float32, unless a case says otherwise. The speed-ups and the growth that the project
+promises are asserted here.
 """
 
 from collections.abc import Callable
 
 import pytest
 import torch
-from measure import alternate, ratios
+from implementations import Implementation, across_backends, fastest_backend, proven, shapes, tasks
+from measure import Task
 
 from scm_fast import SpatialCalibration
+from scm_fast.benchmarks.table import Case
 from scm_fast.ops.calibration import choose_method
 
+FIRST = (128, 200, 14)
+SHAPES = shapes(
+    ("forward", *FIRST),
+    ("backward", *FIRST),
+    ("both", *FIRST),
+    *(("both", *shape) for shape in [(16, 1000, 14), (8, 200, 14), (8, 200, 28), (8, 200, 56)]),
+    full=[
+        *((mode, 8, 200, side) for mode in ("forward", "backward") for side in (14, 28, 56)),
+        *((mode, 8, 200, side) for mode in ("forward", "backward", "both") for side in (20, 40, 64)),
+        *((mode, 8, 1000, side) for mode in ("forward", "backward", "both") for side in (14, 28, 56, 64)),
+        *(("both", *shape) for shape in [(1, 200, 14), (256, 200, 14), (128, 1000, 14), (32, 200, 28)]),
+    ],
+)
+# What the module must reach against the reference, forward and backward.
+LEAST_SPEEDUP = {(128, 200, 14): 20, (8, 200, 28): 100}
+LEAST_MEMORY_RATIO = 20
+MOST_GROWTH = 25  # in time, for 16 times as many tokens
 
-def maps(batch: int, classes: int, side: int) -> tuple[torch.Tensor, torch.Tensor]:
+# A round of the reference may take so many operations: a minute on a slow CPU, seconds on a GPU.
+MOST_OPERATIONS = {"cpu": 1e13, "cuda": 1e15}
+
+
+def maps(batch: int, classes: int, side: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     S = torch.randn(batch, classes, side, side, generator=generator)
-    return S.requires_grad_(), torch.rand(batch, side, side, generator=generator).requires_grad_()
+    F = torch.rand(batch, side, side, generator=generator)
+    return S.to(device).requires_grad_(), F.to(device).requires_grad_()
 
 
-def step(scm: SpatialCalibration, S: torch.Tensor, F: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """A forward and backward pass, which returns dS."""
-    dlogits = torch.randn(S.shape[:2], generator=torch.Generator().manual_seed(1))
-    return lambda: torch.autograd.grad(scm(S, F).logits, (S, F, scm.lam, scm.beta), dlogits)[0]
+def maker(S: torch.Tensor, F: torch.Tensor, **settings: object) -> Callable[[str], Implementation]:
+    def make(backend: str) -> Implementation:
+        scm = SpatialCalibration(backend=backend, **settings).to(S.device)
+        return Implementation(lambda: scm(S, F).logits, (S, F, scm.lam, scm.beta))
+
+    return make
 
 
-def assert_equal_gradients(steps: dict[str, Callable[[], torch.Tensor]]) -> None:
-    """What is timed must be right: the gradient of S is the end of every computation."""
-    first, *others = (run() for run in steps.values())
-    for other in others:
-        assert (other - first).norm() < 1e-3 * first.norm()
+def gradient_of_logits(S: torch.Tensor) -> torch.Tensor:
+    return torch.randn(S.shape[:2], generator=torch.Generator().manual_seed(1)).to(S.device)
 
 
-@pytest.mark.parametrize(
-    ("batch", "classes", "side", "rounds", "least"), [(128, 200, 14, 9, 20), (8, 200, 28, 5, 100)]
-)
-def test_speed_and_memory_against_the_reference(benchmark, batch, classes, side, rounds, least):
-    S, F = maps(batch, classes, side)
-    steps = {name: step(SpatialCalibration(backend=name), S, F) for name in ("reference", "torch")}
-    assert_equal_gradients(steps)
-    results = alternate(benchmark, steps, rounds)
-    found = ratios(results, "reference", "torch")
-    beyond = {name: result["peak_bytes"] - S.nbytes for name, result in results.items()}
-    print(f"peak memory beyond dS: {beyond['reference'] / beyond['torch']:.0f} times less")
-    assert found["seconds"] >= least
-    assert beyond["reference"] >= 20 * beyond["torch"]
+def reference_not_run(batch: int, tokens: int, device: torch.device) -> str:
+    """Why the reference is left out: its 16 iterations take two products of 2 N^3, and thrice that with the
+    backward pass."""
+    operations = 3 * 16 * 2 * 2 * batch * tokens**3
+    most = MOST_OPERATIONS[device.type]
+    return "" if operations <= most else f"a step of the reference takes {operations / 1e12:.0f} TFLOP"
 
 
-def test_growth_with_the_number_of_tokens(benchmark):
-    steps = {}
-    for side in (14, 28, 56):
-        S, F = maps(8, 200, side)
-        steps[f"{side}x{side}"] = step(SpatialCalibration(backend="torch"), S, F)
-    found = ratios(alternate(benchmark, steps, 9), "56x56", "14x14")
-    assert found["seconds"] <= 25
+@pytest.mark.parametrize(("mode", "batch", "classes", "side"), SHAPES)
+def test_calibration(compare, device, full, mode, batch, classes, side):
+    not_run = reference_not_run(batch, side**2, device)
+    if not_run:
+        prove_on_one_image(classes, side, device)
+    S, F = maps(batch, classes, side, device)
+    dlogits = gradient_of_logits(S)
+    compiling = full or (mode, batch, classes, side) == ("both", *FIRST)
+    found = across_backends(maker(S, F), device, compiling=compiling, reference_not_run=not_run)
+    found = proven(found, dlogits, compared=2)  # those by lam and beta nearly cancel
+    case = Case("calibration", mode, batch, classes, side, side, "float32")
+    measured = compare(case, tasks(found, mode, dlogits))
+    if mode == "both" and (batch, classes, side) in LEAST_SPEEDUP:
+        ours, working = fastest_backend(device), measured.working_bytes
+        assert measured.ratio("reference", ours) >= LEAST_SPEEDUP[batch, classes, side]
+        assert working["reference"] >= LEAST_MEMORY_RATIO * working[ours]
 
 
+def prove_on_one_image(classes: int, side: int, device: torch.device) -> None:
+    """The proof for grids whose reference is too slow to run as it is timed: one image, block and iteration."""
+    S, F = maps(1, classes, side, device)
+    make = maker(S, F, num_blocks=1, iterations=1)
+    proven(across_backends(make, device, compiling=False), gradient_of_logits(S), compared=2)
+
+
+def test_growth_with_the_number_of_tokens(compare, device):
+    """All sizes take turns, so that their ratio is as sure as that of two backends."""
+    backend = fastest_backend(device)
+    both: dict[str, Task] = {}
+    for side in (56, 14):
+        S, F = maps(8, 200, side, device)
+        implementation = maker(S, F)(backend)
+        dlogits = gradient_of_logits(S)
+        proven({backend: implementation}, dlogits)
+        both[f"{backend}, {side} x {side}"] = implementation.task("both", dlogits)
+    case = Case("calibration", "both", 8, 200, dtype="float32", variant="growth with the tokens")
+    large, small = both
+    assert compare(case, both, base=large, memory=False).ratio(large, small) <= MOST_GROWTH
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("iterations", [4, 8, 10, 16])
-def test_stencil_against_matrices(benchmark, iterations):
+def test_stencil_against_matrices(compare, device, iterations):
     """What the cost model of `choose_method` is fitted to, at 14 x 14 tokens."""
-    S, F = maps(16, 200, 14)
+    S, F = maps(16, 200, 14, device)
+    dlogits = gradient_of_logits(S)
     methods = ("stencil", "dense") if iterations <= 10 else ("dense",)
-    steps = {
-        method: step(SpatialCalibration(1, iterations, method=method, backend="torch"), S, F)
-        for method in methods
-    }
-    if len(methods) == 2:
-        ratios(alternate(benchmark, steps, 5), "stencil", "dense")
-    else:
-        alternate(benchmark, steps, 5)
-    print(f"p = {iterations}: auto takes {choose_method(iterations, 196)}")
+    found = {"reference": maker(S, F, num_blocks=1, iterations=iterations)("reference")}
+    for method in methods:
+        found[f"torch, {method}"] = maker(S, F, num_blocks=1, iterations=iterations, method=method)("torch")
+    found = proven(found, dlogits, compared=1)
+    variant = f"1 block of p = {iterations}, auto takes {choose_method(iterations, 196)}"
+    case = Case("calibration", "both", 16, 200, 14, 14, "float32", variant)
+    compare(case, tasks(found, "both", dlogits))

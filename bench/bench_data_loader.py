@@ -1,10 +1,10 @@
-"""Images a second and core from JPEG file to training batch, against the plain PIL and torchvision pipeline.
+"""From JPEG file to training batch: this package's loader against the plain PIL and torchvision pipeline.
 
-    SCM_FAST_DATA=... pytest bench/bench_data_loader.py --benchmark-only -s
+    SCM_FAST_DATA=... pytest bench/bench_data_loader.py --benchmark-only
 
 Both read files, decode, resize to 256 x 256, crop 224, flip, normalise and stack batches of 32, in one
-process on one thread. CPU seconds are counted, rounds alternate and their medians count, so that other work
-on the machine disturbs little. Two kinds of file:
+process on one thread. Processor seconds of a pass over 128 images are counted, so that other work on the
+machine disturbs little. Two kinds of file:
 
 - original: 500 pixels on the long side and about 90 KB, as CUB is distributed. They are made from the
   pictures of SCM_FAST_DATA by enlarging them, with grain so that entropy decoding has as much to do.
@@ -15,20 +15,21 @@ Without SCM_FAST_DATA the pictures are clouds of noise.
 
 import os
 import statistics
-import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
+from measure import Task
 from PIL import Image
 from torch.utils.data import DataLoader, default_collate
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
+from scm_fast.benchmarks.table import CPU_TIME, Case
 from scm_fast.data import DecodedCache, build_train_loader, open_dataset, published_recipe
 
-IMAGES, BATCH, ROUNDS = 128, 32, 7
+IMAGES, BATCH = 128, 32
 LEAST_SPEEDUP = 1.5
 
 
@@ -57,7 +58,7 @@ def enlarged(image: Image.Image, random: np.random.Generator) -> Image.Image:
 
 @pytest.fixture(scope="module", params=["original", "scaled"])
 def folder(request, tmp_path_factory):
-    root = tmp_path_factory.mktemp(request.param)
+    root = tmp_path_factory.mktemp("pictures") / request.param
     random = np.random.default_rng(0)
     for number, image in enumerate(pictures()):
         path = root / "train" / f"class_{number % 4}" / f"{number}.jpg"
@@ -94,40 +95,30 @@ def check_same_pixels(root: Path) -> None:
         assert (ours.int() - plain.int()).abs().max() <= 1
 
 
-def test_loader_speed(benchmark, folder, tmp_path):
-    torch.set_num_threads(1)
+def test_loader_speed(compare, one_thread, folder, tmp_path):
     check_same_pixels(folder)
     dataset = open_dataset(folder, "trainval")
     recipe = published_recipe(training=True)
     options = {"global_batch": BATCH, "workers": 0}
     cache = DecodedCache(tmp_path, dataset, recipe.size, max_gigabytes=1)
     loaders = {
-        "plain": plain_batches(folder),
+        "reference": plain_batches(folder),
         "scm_fast": build_train_loader(dataset, recipe, **options),
         "scm_fast, cached": build_train_loader(dataset, recipe, **options, cache=cache),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in loaders}
 
-    def alternate() -> None:
-        for name, loader in loaders.items():
-            start = time.process_time()
-            assert sum(1 for _ in loader) == IMAGES // BATCH
-            seconds[name].append((time.process_time() - start) / IMAGES)
+    def count_batches(loader: Iterable) -> int:
+        return sum(1 for _ in loader)
 
-    alternate()  # warms up, fills the cache
-    for times in seconds.values():
-        times.clear()
-    benchmark.pedantic(alternate, rounds=ROUNDS, iterations=1)
-
+    for loader in loaders.values():  # fills the cache as well
+        assert count_batches(loader) == IMAGES // BATCH
     kilobytes = statistics.mean(path.stat().st_size for path in folder.glob("*/*/*.jpg")) / 1e3
-    print(f"\n{folder.name}: {len(dataset)} JPEGs of {kilobytes:.0f} KB")
-    rates = {name: 1 / statistics.median(times) for name, times in seconds.items()}
-    for name, times in seconds.items():
-        p20, p50, p80 = (1e3 * q for q in np.quantile(times, [0.2, 0.5, 0.8]))
-        speedup = rates[name] / rates["plain"]
-        print(
-            f"  {name:18} {rates[name]:6.0f} images/s a core, {speedup:.2f}x "
-            f"({p20:.2f} / {p50:.2f} / {p80:.2f} ms an image, p20/p50/p80)"
-        )
-    benchmark.extra_info.update(rates)
-    assert rates["scm_fast"] >= LEAST_SPEEDUP * rates["plain"]
+    variant = f"{IMAGES} {folder.name} JPEGs of {kilobytes:.0f} KB"
+    measured = compare(
+        Case("data_loader", "forward", BATCH, variant=variant),
+        {name: Task(lambda _, loader=loader: count_batches(loader)) for name, loader in loaders.items()},
+        metric=CPU_TIME,
+        memory=False,
+        min_rounds=7,
+    )
+    assert measured.ratio("reference", "scm_fast") >= LEAST_SPEEDUP

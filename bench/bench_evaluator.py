@@ -1,19 +1,19 @@
 """Boxes at all thresholds of step 0.001: as the reference evaluator does it, and as this package does.
 
-    pytest bench/bench_evaluator.py
+    pytest bench/bench_evaluator.py --benchmark-only
 
-Single-threaded. `single` is MaxBoxAcc's rule (the largest contour), `every` MaxBoxAccV2's (all contours). The
-maps are blobs with noise, as of a trained model, on a 14 x 14 grid. The figures are compared before anything
-is timed; `test_ratio` alternates the two and fails below a factor of 4.
+Single-threaded, processor time. `largest contour` is MaxBoxAcc's rule, `every contour` MaxBoxAccV2's. The maps
+are blobs with noise, as of a trained model, on the token grid. The boxes' IoUs are compared before anything is
+timed.
 """
-
-import statistics
-import time
 
 import cv2
 import numpy as np
 import pytest
+from implementations import shapes
+from measure import Task
 
+from scm_fast.benchmarks.table import CPU_TIME, Case
 from scm_fast.evaluation.boxes import box_iou, resize_map, to_uint8
 from scm_fast.evaluation.evaluation import DELTAS
 from scm_fast.evaluation.sweep import boxes_at_levels
@@ -21,20 +21,19 @@ from scm_fast.evaluation.sweep import boxes_at_levels
 THRESHOLDS = np.arange(0, 1, 0.001)
 LEVELS = np.unique((THRESHOLDS * 255).astype(int))
 TRUTH = np.array([[50, 60, 170, 190]])
+LEAST_SPEEDUP = 4
 
 
-def make_maps(count=8):
+def make_maps(count: int, side: int) -> list[np.ndarray]:
+    """Activation maps, each (side, side)."""
     rng = np.random.default_rng(0)
-    y, x = np.mgrid[:14, :14]
+    y, x = np.mgrid[:side, :side]
     maps = []
     for _ in range(count):
-        centre, width = rng.uniform(4, 10, 2), rng.uniform(2, 5, 2)
+        centre, width = rng.uniform(4, 10, 2) * side / 14, rng.uniform(2, 5, 2) * side / 14
         blob = np.exp(-(((x - centre[0]) / width[0]) ** 2) - ((y - centre[1]) / width[1]) ** 2)
-        maps.append(blob + rng.uniform(0.05, 0.3) * rng.random((14, 14)))
+        maps.append(blob + rng.uniform(0.05, 0.3) * rng.random((side, side)))
     return maps
-
-
-MAPS = make_maps()
 
 
 def literal(activation, every):
@@ -67,44 +66,35 @@ def fast(activation, every):
     return iou[np.searchsorted(LEVELS, (THRESHOLDS * 255).astype(int))]
 
 
-IMPLEMENTATIONS = {"literal": literal, "fast": fast}
-
-
-def seconds(function, every):
-    begin = time.process_time()
-    for activation in MAPS:
-        function(activation, every)
-    return time.process_time() - begin
-
-
-@pytest.fixture(autouse=True, scope="module")
-def single_thread():
+@pytest.fixture(autouse=True)
+def single_thread(one_thread):
     threads = cv2.getNumThreads()
     cv2.setNumThreads(1)
     yield
     cv2.setNumThreads(threads)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def same_figures():
-    for activation in MAPS:
-        assert np.array_equal(fast(activation, False), literal(activation, False))
-        for delta in DELTAS:
-            assert np.array_equal(fast(activation, True) >= delta, literal(activation, True) >= delta)
+def assert_same_figures(maps: list[np.ndarray], every: bool) -> None:
+    for activation in maps:
+        ours, theirs = fast(activation, every), literal(activation, every)
+        if every:  # of all boxes, those that can decide a metric are kept
+            for delta in DELTAS:
+                assert np.array_equal(ours >= delta, theirs >= delta)
+        else:
+            assert np.array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("every", [False, True], ids=["single", "every"])
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_boxes(benchmark, implementation, every):
-    benchmark.group = "every" if every else "single"
-    function = IMPLEMENTATIONS[implementation]
-    benchmark.pedantic(lambda: [function(m, every) for m in MAPS], rounds=5, warmup_rounds=1)
-    benchmark.extra_info["images"] = len(MAPS)
-
-
-@pytest.mark.parametrize("every", [False, True], ids=["single", "every"])
-def test_ratio(every):
-    """Processor time of this thread, interleaved, so that a busy machine slows both alike."""
-    ratios = [seconds(literal, every) / seconds(fast, every) for _ in range(5)]
-    print(f"\n{statistics.median(ratios):.1f}x ({min(ratios):.1f} to {max(ratios):.1f})")
-    assert statistics.median(ratios) >= 4
+@pytest.mark.parametrize(("count", "side"), shapes((8, 14), full=[(64, 14), (8, 28), (8, 64)]))
+@pytest.mark.parametrize("every", [False, True], ids=["largest", "every"])
+def test_boxes(compare, every, count, side):
+    maps = make_maps(count, side)
+    assert_same_figures(maps, every)
+    implementations = {
+        "reference": Task(lambda _: [literal(activation, every) for activation in maps]),
+        "scm_fast": Task(lambda _: [fast(activation, every) for activation in maps]),
+    }
+    variant = "every contour" if every else "largest contour"
+    case = Case("evaluator", "forward", count, None, side, side, variant=variant)
+    measured = compare(case, implementations, metric=CPU_TIME, memory=False)
+    if side == 14:
+        assert measured.ratio("reference", "scm_fast") >= LEAST_SPEEDUP

@@ -1,25 +1,26 @@
-"""What SCM adds to a training step: DeiT-Small, 224 px, B = 16, fp32, against TS-CAM and a literal SCM.
+"""A training step: SCM on every backend, against SCM as its equations read and against TS-CAM.
 
-    pytest bench/bench_training_step.py --benchmark-only
+    pytest bench/bench_training_step.py --benchmark-only          DeiT-Tiny, B = 8
+    pytest bench/bench_training_step.py --benchmark-only --full   DeiT-Small, B = 16 as well, with its limits
 
-Steps of the methods alternate, and the ratio of their medians counts, so that a machine that is busy for a
-while slows all of them. A step is forward, cross-entropy and backward; the optimiser is the same for all.
-Peak memory is that of the tensors which the step itself allocates, gradients included, by the profiler.
+A step is forward, cross-entropy and backward at 224 pixels in float32; the optimiser is the same for all. Peak
+memory is that of the tensors which the step itself allocates, gradients included.
 """
-
-from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
-from measure import alternate, ratios
+from implementations import Implementation, across_backends, fastest_backend, proven, shapes, tasks
 from torch import nn
 
 from scm_fast import create_model
+from scm_fast.benchmarks.table import Case
 from scm_fast.models import cls_attention
 
-BACKBONE, CLASSES, BATCH, SIZE = "deit_small_patch16_224", 200, 16, 224
-ROUNDS = 9
+CLASSES, SIZE, GRID = 200, 224, 14
+TINY, SMALL = "deit_tiny_patch16_224", "deit_small_patch16_224"
+TSCAM = "TS-CAM (no SCM)"
+# Of SCM against TS-CAM, with DeiT-Small.
 MAX_TIME_RATIO, MAX_MEMORY_RATIO = 1.08, 1.05
 
 
@@ -30,57 +31,42 @@ def _literal_attend(self, q, k, v, mask=None):
     return (matrix @ v).transpose(1, 2).flatten(2)
 
 
-def literal_scm() -> nn.Module:
-    """SCM as its equations read: stored attention matrices, and dense matrices in the calibration."""
-    model = create_model(BACKBONE, CLASSES, "scm", backend="reference")
-    unfused = type("LiteralAttention", (cls_attention.VitAttention,), {"attend": _literal_attend})
-    for block in model.backbone.blocks:
-        block.attn.__class__ = unfused
+def create_scm(backbone: str, backend: str) -> nn.Module:
+    """On the reference backend the network stores its attention matrices as well."""
+    torch.manual_seed(0)  # the same weights for all
+    model = create_model(backbone, CLASSES, "scm", backend=backend)
+    if backend == "reference":
+        unfused = type("LiteralAttention", (cls_attention.VitAttention,), {"attend": _literal_attend})
+        for block in model.backbone.blocks:
+            block.attn.__class__ = unfused
     return model
 
 
-def batch() -> tuple[torch.Tensor, torch.Tensor]:
+@pytest.mark.parametrize(("backbone", "batch"), shapes((TINY, 8), full=[(SMALL, 16)]))
+def test_training_step(compare, device, full, backbone, batch):
     generator = torch.Generator().manual_seed(0)
-    images = torch.randn(BATCH, 3, SIZE, SIZE, generator=generator)
-    return images, torch.randint(CLASSES, (BATCH,), generator=generator)
+    images = torch.randn(batch, 3, SIZE, SIZE, generator=generator).to(device)
+    labels = torch.randint(CLASSES, (batch,), generator=generator).to(device)
 
+    def step_of(model: nn.Module) -> Implementation:
+        model.to(device).train()
+        return Implementation(lambda: F.cross_entropy(model(images), labels), tuple(model.parameters()))
 
-def step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> None:
-    F.cross_entropy(model(images), labels).backward()
+    def make(backend: str) -> Implementation:
+        return step_of(create_scm(backbone, backend))
 
-
-def compare(benchmark, models: dict[str, nn.Module], rounds: int) -> dict[str, dict[str, float]]:
-    """Median seconds and peak bytes of each model's step, from alternating rounds."""
-    images, labels = batch()
-
-    def step_of(model: nn.Module) -> Callable[[], None]:
-        model.train()
-
-        def run() -> None:
-            model.zero_grad(set_to_none=True)
-            step(model, images, labels)
-
-        return run
-
-    return alternate(benchmark, {name: step_of(model) for name, model in models.items()}, rounds)
-
-
-@pytest.mark.slow
-def test_scm_costs_little_more_than_tscam(benchmark):
-    models = {method: create_model(BACKBONE, CLASSES, method) for method in ("tscam", "scm")}
-    found = ratios(compare(benchmark, models, ROUNDS), "scm", "tscam")
-    assert found["seconds"] <= MAX_TIME_RATIO
-    assert found["peak_bytes"] <= MAX_MEMORY_RATIO
-
-
-@pytest.mark.slow
-def test_scm_against_a_literal_implementation(benchmark):
-    models = {"scm": create_model(BACKBONE, CLASSES, "scm"), "literal": literal_scm()}
-    models["literal"].load_state_dict(models["scm"].state_dict())
-    images, _ = batch()
-    torch.testing.assert_close(  # what is timed must be right
-        models["literal"].train()(images[:2]), models["scm"].train()(images[:2]), rtol=1e-3, atol=1e-4
-    )
-    found = ratios(compare(benchmark, models, 3), "literal", "scm")
-    assert found["seconds"] > 1
-    assert found["peak_bytes"] > 1
+    doutput = torch.ones((), device=device)
+    found = across_backends(make, device, compiling=full)
+    # The last two gradients, by lam and beta, nearly cancel.
+    found = proven(found, doutput, tolerance=1e-2, compared=-2)
+    found |= proven({TSCAM: step_of(create_model(backbone, CLASSES, "tscam"))}, doutput)
+    name = {TINY: "DeiT-Tiny", SMALL: "DeiT-Small"}[backbone]
+    case = Case("training_step", "both", batch, CLASSES, GRID, GRID, "float32", f"{name}, {SIZE} px")
+    rounds = 9 if backbone == SMALL else 5
+    measured = compare(case, tasks(found, "both", doutput), min_rounds=rounds)
+    if backbone == SMALL:
+        ours = fastest_backend(device)
+        assert measured.ratio(ours, TSCAM) <= MAX_TIME_RATIO
+        assert measured.peak_bytes[ours] <= MAX_MEMORY_RATIO * measured.peak_bytes[TSCAM]
+        assert measured.ratio("reference", ours) > 1
+        assert measured.peak_bytes["reference"] > measured.peak_bytes[ours]

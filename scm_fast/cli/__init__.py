@@ -16,6 +16,7 @@ from .running import Parser, guarded
 
 # name -> one line for `scm-fast --help`, in the order of use; the code is in the module of that name (_ for -).
 COMMANDS: dict[str, str] = {
+    "bench": "measure against the reference, draw the results, or compare two of them",
     "check-data": "look through a data folder and list everything that is wrong with it",
     "train": "train a network on image labels, and evaluate it",
     "evaluate": "how well a trained network classifies and localises, by a named protocol",
