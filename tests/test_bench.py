@@ -1,6 +1,7 @@
 """Tables of benchmark results, and `scm-fast bench` as a user runs it."""
 
 import dataclasses
+import sys
 from pathlib import Path
 
 import pytest
@@ -264,7 +265,7 @@ def test_plot_leaves_out_what_the_table_does_not_have(tmp_path, bench):
 
 
 def test_plot_without_matplotlib(tmp_path, bench, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     table = tmp_path / "a.csv"
     write_table(table, plottable())
     status, _, err = bench("--plot", table)

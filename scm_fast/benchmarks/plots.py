@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from ..extras import require_extra
 from .table import PEAK_MEMORY, TIME, TIMES, Row
 
 # One colour for each backend in all pictures (Okabe and Ito's, told apart by colour-blind readers).
@@ -22,8 +22,7 @@ OTHERS = ("#CC79A7", "#56B4E9", "#D55E00", "#882255")
 
 def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
     """Writes the pictures that the table has figures for: speedup.png, memory.png and growth.png."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise InputError("--plot needs matplotlib; pip install 'scm-fast[plots]'")
+    require_extra("matplotlib", "plots", "--plot")
     measured = [row for row in rows if not row.not_run]
     whole = _whole_steps(measured)
     drawn = {

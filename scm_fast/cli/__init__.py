@@ -16,7 +16,6 @@ from .running import Parser, guarded
 
 # name -> one line for `scm-fast --help`, in the order of use; the code is in the module of that name (_ for -).
 COMMANDS: dict[str, str] = {
-    "bench": "measure against the reference, draw the results, or compare two of them",
     "check-data": "look through a data folder and list everything that is wrong with it",
     "train": "train a network on image labels, and evaluate it",
     "evaluate": "how well a trained network classifies and localises, by a named protocol",
@@ -24,6 +23,7 @@ COMMANDS: dict[str, str] = {
     "plot": "draw the curves of a run, and the maps of every calibration block",
     "predict": "classes and boxes of your images, with a trained network",
     "export": "write a trained network as one .pt2 or .onnx file",
+    "bench": "measure against the reference, draw the results, or compare two of them",
     "info": "versions, devices, the backend of every op and why; for bug reports",
 }
 
