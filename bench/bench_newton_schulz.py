@@ -53,7 +53,6 @@ def test_newton_schulz(compare, device, full, mode, batch, side, iterations, det
     found = across_backends(make, device, compiling=full or first)
     found["torch, recomputed"] = fused("torch", keep=False)
     variant = f"p = {iterations}" + (", X_0 constant" if detach_init else "")
-    # The literal chain in float32 is what differs from the exact result, by several 1e-3 at p = 16.
-    found = proven(found, dout, tolerance=1e-2)
+    found = proven(found, dout)
     case = Case("newton_schulz", mode, batch, None, side, side, "float32", variant)
     compare(case, tasks(found, mode, dout))
