@@ -177,8 +177,9 @@ def test_rows_of_one_table_only():
 
 
 @pytest.fixture
-def bench(capfd):
+def bench(capfd, monkeypatch):
     """Runs the command; gives (exit status, what it and its processes printed, what they said on stderr)."""
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # its pytest is no worker of ours
 
     def run(*arguments):
         status = main(["bench", *map(str, arguments)])
