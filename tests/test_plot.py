@@ -19,6 +19,7 @@ from scm_fast.training.validation import evaluate_kept_model, open_split
 
 pytest.importorskip("matplotlib")
 from scm_fast.runs import curves
+from scm_fast.runs.comparison_maps import comparison_maps
 from scm_fast.runs.maps import choose_subjects, compute_maps, maps_figure
 
 CPU = torch.device("cpu")
@@ -73,6 +74,29 @@ def test_pictures_of_a_run(scm_run, plot):
     assert written == CURVES | {"maps.png"}
     with Image.open(scm_run / "plots" / "calibration.png") as picture:
         assert len(np.unique(np.asarray(picture.convert("RGB")).reshape(-1, 3), axis=0)) > 10
+
+
+def test_maps_of_several_runs(scm_run, tmp_path, capsys):
+    tscam_run = train(scm_run.parent / "CUB", tmp_path / "tscam", method="tscam")
+    runs = [read_run(scm_run), read_run(tscam_run)]
+    figure = comparison_maps(runs, ["1", "4", "5"], CPU)
+    panels = np.array(figure.axes).reshape(3, 3)  # the images, and a row for each run
+    assert [axes.get_title() for axes in panels[:, 0]] == ["image", "run", "tscam"]
+    for row, run in enumerate(runs, 1):
+        model, dataset = load_model(run.kept_model), open_split(run.config, "test")
+        results = compute_maps(model, choose_subjects(dataset, ["1", "4", "5"]), CPU, "heldout")
+        for axes, result in zip(panels[row], results, strict=True):
+            truth, found = axes.patches
+            x0, y0, x1, y1 = result.box
+            assert found.get_bbox().extents.tolist() == pytest.approx([x0, y0, x1, y1])
+            assert truth.get_bbox().extents.tolist() == pytest.approx(list(result.subject.boxes[0]))
+
+    capsys.readouterr()
+    picture = tmp_path / "maps.png"
+    assert main(["compare", str(scm_run), str(tscam_run), "--maps", str(picture)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert main(["compare", str(scm_run), "--images", "1"]) == 2
+    assert "--images: goes with --maps" in capsys.readouterr().err
 
 
 def test_curves_show_the_logs(scm_run):
