@@ -6,10 +6,14 @@ random state alone. So batches do not depend on workers, processes or resumption
 
 from __future__ import annotations
 
+import atexit
+import functools
 import logging
+import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
+from multiprocessing.synchronize import Event
 
 import torch
 from torch import distributed
@@ -192,16 +196,29 @@ def _data_loader(
         persistent_workers=workers > 0,
         prefetch_factor=4 if workers else None,
         generator=torch.Generator().manual_seed(samples.seed),  # otherwise it would draw from the global one
-        worker_init_fn=_leave_signals_to_the_parent,
+        worker_init_fn=functools.partial(_leave_signals_to_the_parent, _exiting()) if workers else None,
     )
 
 
-def _leave_signals_to_the_parent(worker: int) -> None:
+@functools.cache
+def _exiting() -> Event:
+    """Set when this process exits, before multiprocessing ends the workers that are left with SIGTERM."""
+    event = multiprocessing.Event()
+    atexit.register(event.set)
+    return event
+
+
+def _leave_signals_to_the_parent(exiting: Event, worker: int) -> None:
     """Ctrl-C in a terminal and SIGTERM of a scheduler reach the workers too. What to do about it is up to the
     process that they work for: a training run still finishes its step, and needs them for that. They end when
     it ends them, or within seconds of its death, which DataLoader has them look out for."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+
+    def end_with_the_parent(number: int, frame: object) -> None:
+        if exiting.is_set():
+            os._exit(0)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, end_with_the_parent)
 
 
 def default_workers(device: torch.device) -> int:
