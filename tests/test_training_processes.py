@@ -172,8 +172,9 @@ def test_run_folder(one_process):
     with (one_process / "log.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["epoch"] for row in rows] == ["0", "1"]
-    assert {float(rows[0][f"lam_{block}"]) for block in range(1, 5)} == {1.0}  # the first epoch has none
-    assert all(float(rows[1][f"lam_{block}"]) != 1.0 for block in range(1, 5))
+    for name in ("lam", "beta"):
+        first, second = ([float(row[f"{name}_{block}"]) for block in range(1, 5)] for row in rows)
+        assert all(before != after for before, after in zip(first, second, strict=True))
     assert (one_process / "evaluation" / "metrics.json").is_file()
 
 
