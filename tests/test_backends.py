@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from without_triton import WITHOUT_TRITON
 
 import scm_fast
 from scm_fast import InputError, SpatialCalibration, available_backends, backends, use_backend
@@ -68,16 +69,7 @@ def test_available_backends_says_why():
     assert found["reference"] == found["torch"] == ""
 
 
-WITHOUT_TRITON = """
-import sys
-class NoTriton:
-    def find_spec(self, name, path=None, target=None):
-        if name == "triton" or name.startswith("triton."):
-            raise ModuleNotFoundError(name, name=name)
-sys.meta_path.insert(0, NoTriton())
-import importlib.util
-real = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *a: None if name == "triton" else real(name, *a)
+CALIBRATION_WITHOUT_TRITON = f"""{WITHOUT_TRITON}
 import torch, scm_fast
 scm = scm_fast.SpatialCalibration()
 scm(torch.randn(1, 3, 4, 4), torch.rand(1, 4, 4)).logits.sum().backward()
@@ -87,6 +79,6 @@ assert "scm_fast.kernels" not in sys.modules
 
 
 def test_works_without_triton():
-    run = subprocess.run([sys.executable, "-c", WITHOUT_TRITON], capture_output=True, text=True)
+    run = subprocess.run([sys.executable, "-c", CALIBRATION_WITHOUT_TRITON], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert "triton is not installed" in run.stdout

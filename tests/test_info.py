@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from without_triton import WITHOUT_TRITON
 
 from scm_fast import available_backends, backends, environment
 from scm_fast.cli import main
@@ -111,15 +112,7 @@ def test_caches_are_those_of_the_libraries(monkeypatch):
     assert environment.caches()["triton"] == triton.knobs.cache.dir == "/elsewhere/.triton/cache"
 
 
-WITHOUT_TRITON = """
-import importlib.util, sys
-class NoTriton:
-    def find_spec(self, name, path=None, target=None):
-        if name == "triton" or name.startswith("triton."):
-            raise ModuleNotFoundError(name, name=name)
-sys.meta_path.insert(0, NoTriton())
-real = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *a: None if name == "triton" else real(name, *a)
+INFO_WITHOUT_TRITON = f"""{WITHOUT_TRITON}
 from scm_fast.cli import main
 raise SystemExit(main(["info"]))
 """
@@ -127,7 +120,9 @@ raise SystemExit(main(["info"]))
 
 def test_works_without_triton():
     clean = {name: value for name, value in os.environ.items() if name != "SCM_FAST_BACKEND"}
-    run = subprocess.run([sys.executable, "-c", WITHOUT_TRITON], capture_output=True, text=True, env=clean)
+    run = subprocess.run(
+        [sys.executable, "-c", INFO_WITHOUT_TRITON], capture_output=True, text=True, env=clean
+    )
     assert run.returncode == 0, run.stderr
     lines = [line.split() for line in run.stdout.splitlines()]
     assert ["triton", "none"] in lines

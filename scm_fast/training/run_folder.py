@@ -8,6 +8,7 @@
     best_gt_known/    the best by the chosen metric of the validation split  | for scm_fast.load_model
     best_top1_cls/    the best by classification                            /
     evaluation/       the test split, at the end
+    pretraining/      the run that came first, if the configuration asks for one
     tensorboard/      with --tensorboard: steps.csv and log.csv again
 """
 
