@@ -97,6 +97,9 @@ def test_maps_of_several_runs(scm_run, tmp_path, capsys):
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert main(["compare", str(scm_run), "--images", "1"]) == 2
     assert "--images: goes with --maps" in capsys.readouterr().err
+    other = train(write_cub(tmp_path / "CUB", classes=4), tmp_path / "other")
+    assert main(["compare", str(scm_run), str(other), "--maps", str(picture)]) == 2
+    assert "different classes, 3 and 4 of them" in capsys.readouterr().err
 
 
 def test_curves_show_the_logs(scm_run):

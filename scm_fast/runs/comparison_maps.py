@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from matplotlib.figure import Figure
 
+from ..errors import InputError
 from ..models import load_model
 from .maps import PANEL, TITLE, compute_maps, images_of_run, outline_boxes, show_image
 from .reading import RunRecord
@@ -20,6 +21,9 @@ def comparison_maps(runs: Sequence[RunRecord], wanted: Sequence[str], device: to
     wanted: image files, or images of the first run's test split by number or name; none for some of the split.
     """
     models = [load_model(run.kept_model) for run in runs]
+    counts = sorted({model.config.num_classes for model in models})
+    if len(counts) > 1:
+        raise InputError(f"--maps: the runs have different classes, {' and '.join(map(str, counts))} of them")
     subjects = images_of_run(runs[0], models[0], wanted, None, COUNT)
     found = [
         compute_maps(model, subjects, device, run.config.protocol)
