@@ -49,14 +49,16 @@ def test_code_has_a_language(page):
 
 @pytest.fixture(scope="module")
 def user_folder(tmp_path_factory) -> Path:
-    """What the pages speak of: photos/, CUB_200_2011/, my_images/ and a trained model in runs/birds."""
+    """What the pages speak of: photos/, CUB_200_2011/, my_images/ and a trained model in runs/."""
     folder = tmp_path_factory.mktemp("user")
     for number in range(3):
         write_image(folder / "photos" / f"{number}.jpg", (90, 70), seed=number)
     write_cub(folder / "CUB_200_2011", classes=6)
     write_folder(folder / "my_images")
     small = {"depth": 1, "embed_dim": 48, "num_heads": 3}
-    save_model(create_model("deit_tiny_patch16_224", 6, backbone_options=small), folder / "runs" / "birds")
+    model = create_model("deit_tiny_patch16_224", 6, backbone_options=small)
+    for name in ("birds", "mine/last"):
+        save_model(model, folder / "runs" / name)
     return folder
 
 
