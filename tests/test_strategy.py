@@ -62,3 +62,8 @@ def test_blocks_that_the_model_lacks_are_refused(model):
         Strategy.parse("F5*S0").check(model)
     with pytest.raises(scm_fast.InputError, match="saved for inference"):
         Strategy.parse("F1*S0").check(model.for_inference())
+
+
+@pytest.mark.parametrize(("text", "written"), [(" S0 * F3,1", "F1,3*S0"), ("S4", "S4"), (DEFAULT, DEFAULT)])
+def test_it_is_written_as_it_can_be_read(text, written):
+    assert str(Strategy.parse(text)) == written

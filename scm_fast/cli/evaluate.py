@@ -22,11 +22,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import cv2
 import torch
 import torch.distributed as dist
 
-from .. import __version__
 from ..data import build_evaluation_loader, open_dataset
 from ..errors import InputError
 from ..evaluation import Evaluator, output, protocols
@@ -122,16 +120,7 @@ def run(args: argparse.Namespace) -> int:
         given = {"threshold": args.threshold} if args.protocol == "fixed" else {}
         result = protocols.PROTOCOLS[args.protocol](test.evaluation, **given)
 
-    about = {
-        "checkpoint": str(args.checkpoint),
-        "backbone": model.config.backbone,
-        "method": model.config.method,
-        "data": str(args.data),
-        "split": args.split,
-        "strategy": args.strategy,
-        "amp": args.amp,
-        "versions": {"scm_fast": __version__, "torch": torch.__version__, "opencv": cv2.__version__},
-    }
+    about = output.describe(predictor, checkpoint, args.data, args.split)
     if is_first():
         output.write_all(out, result, test, about)
         if args.report:

@@ -9,13 +9,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
+import torch
+
+import scm_fast
 
 from ..data import LocalizationDataset
 from .boxes import scale_to_image
 from .evaluation import Evaluation
 from .protocols import METRIC_NAMES, Result
-from .runner import Run
+from .runner import Predictor, Run
+
+
+def describe(predictor: Predictor, checkpoint: Path, data: str, split: str) -> dict[str, Any]:
+    """On what and with what an evaluation was made; `about` of the functions that write it."""
+    config = predictor.model.config
+    return {
+        "checkpoint": str(checkpoint),
+        "backbone": config.backbone,
+        "method": config.method,
+        "data": data,
+        "split": split,
+        "strategy": str(predictor.strategy),
+        "amp": None if predictor.amp is None else str(predictor.amp).removeprefix("torch."),
+        "versions": {
+            "scm_fast": scm_fast.__version__,
+            "torch": torch.__version__,
+            "opencv": cv2.__version__,
+        },
+    }
 
 
 def write_all(folder: Path, result: Result, run: Run, about: dict[str, Any]) -> None:

@@ -38,6 +38,10 @@ class Strategy:
             blocks[match[1]] = tuple(sorted({int(number) for number in match[2].split(",")}))
         return cls(blocks.get("F", ()), blocks.get("S", ()))
 
+    def __str__(self) -> str:
+        factors = (("F", self.attention), ("S", self.semantic))
+        return "*".join(name + ",".join(map(str, blocks)) for name, blocks in factors if blocks)
+
     def check(self, model: LocalizationModel) -> None:
         """Raise an InputError if the model has no such maps."""
         last = max(self.attention + self.semantic)

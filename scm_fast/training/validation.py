@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
 
 import torch
-
-import scm_fast
 
 from ..data import LocalizationDataset, build_evaluation_loader, open_dataset
 from ..evaluation import Evaluator, Result, output, protocols
@@ -88,16 +85,7 @@ def evaluate_kept_model(
     else:
         result = test.result(run)
     if processes.is_first():
-        about: dict[str, Any] = {
-            "checkpoint": str(folder),
-            "backbone": config.backbone,
-            "method": config.method,
-            "data": config.data,
-            "split": config.test_split,
-            "strategy": DEFAULT,
-            "amp": config.amp,
-            "versions": {"scm_fast": scm_fast.__version__, "torch": torch.__version__},
-        }
+        about = output.describe(predictor, folder, config.data, config.test_split)
         out = folder.parent / "evaluation"
         output.write_all(out, result, run, about)
         if config.report:
