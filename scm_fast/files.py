@@ -10,6 +10,16 @@ from pathlib import Path
 from .errors import InputError
 
 
+def make_folder(path: Path, option: str) -> None:
+    """Make the folder that an option names, if it is not there."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise InputError(f"{option} {path}: this is a file, not a folder") from None
+    except OSError as error:
+        raise InputError(f"{option} {path}: cannot be made a folder ({error.strerror})") from error
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Gives a path to write to; when the block ends well, that file is on the disk and takes `path`'s place."""

@@ -1,6 +1,6 @@
 """`Localizer`: classes, boxes and maps of anybody's images, in one call.
 
-localizer = Localizer.from_checkpoint("runs/birds")
+localizer = Localizer.from_checkpoint("runs/birds/last")
 for prediction in localizer.predict("photos"):
     print(prediction.name, prediction.classes[0].name, prediction.box)
 """
@@ -121,7 +121,7 @@ class Localizer:
         return cls(load_model(path), device, batch_size, threshold, top_k)
 
     def predict(self, images: ImageLike | Iterable[ImageLike]) -> list[Prediction]:
-        """Predictions in the order of the images; one that cannot be read is logged by name and left out.
+        """Predictions in the order of the images; of several, one that cannot be read is logged and left out.
 
         images: paths, folders (all images below, sorted), PIL images, RGB arrays (H, W, 3), or several.
         """
@@ -197,6 +197,8 @@ class Localizer:
 
 def find_images(images: ImageLike | Iterable[ImageLike]) -> Iterator[ImageLike]:
     """The images one by one, with every folder replaced by the image files below it."""
+    if isinstance(images, (str, os.PathLike)) and not os.path.exists(images):
+        raise InputError(f"{os.fspath(images)}: no such image file or folder")
     if isinstance(images, (str, os.PathLike, Image.Image, np.ndarray)):
         images = [images]
     if not isinstance(images, Iterable):

@@ -21,7 +21,9 @@ def draw_overlay(image: Image.Image, prediction: Prediction, opacity: float = 0.
     picture = ((1 - opacity) * np.asarray(image) + opacity * colours).astype(np.uint8)
     thickness = max(2, round(max(width, height) / 200))
     x0, y0, x1, y1 = (round(value) for value in prediction.box)
-    cv2.rectangle(picture, (x0, y0), (x1, y1), (255, 255, 255), thickness)
+    inset = thickness // 2  # a frame along the image's edge would lie half outside
+    corners = (max(x0, inset), max(y0, inset)), (min(x1, width - 1 - inset), min(y1, height - 1 - inset))
+    cv2.rectangle(picture, *corners, (255, 255, 255), thickness)
     best = prediction.classes[0]
     _write(picture, f"{best.name} {best.score:.2f}", (x0, y0), thickness)
     return picture

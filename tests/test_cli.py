@@ -154,7 +154,7 @@ def test_no_bars_or_colours_in_files(tmp_path):
     write_folder(tmp_path / "set")
     result = run(
         *("train", "--data", "set", "--out", "run", "--device", "cpu", "--pretrained", "false", *options),
-        *("--backbone", "vit_tiny_patch16_224", "--global-batch", "4", "--workers", "0"),
+        *("--backbone", "vit_tiny_patch16_224", "--global-batch", "1", "--workers", "0"),
         *("--backbone-options", "{patch_size: 8, embed_dim: 16, depth: 1, num_heads: 1}"),
         cwd=tmp_path,
     )

@@ -318,7 +318,7 @@ def test_networks_that_cannot_work_are_refused_by_reason(name, reason):
 
 
 def test_unknown_names_and_options():
-    with pytest.raises(InputError, match=r"did you mean one of .*deit_tiny_patch16_224"):
+    with pytest.raises(InputError, match=r"did you mean .*deit_tiny_patch16_224"):
         create_model("deit_tinny_patch16_224", 5)
     with pytest.raises(InputError, match="removes tokens"):
         create_model("deit_tiny_patch16_224", 5, backbone_options=SMALL | {"patch_drop_rate": 0.5})

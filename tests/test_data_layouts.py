@@ -313,7 +313,7 @@ def test_ilsvrc_empty_class_folder(tmp_path):
     root = write_ilsvrc(tmp_path, "xml")
     (root / "train" / "n09999999").mkdir()
     found, _ = problems_of(root, "train")
-    assert found == [f"{root}/train/n09999999: this class folder has no image"]
+    assert found == [f"{root}/train/n09999999: this class folder has no image: remove it, or put some in"]
 
 
 # --- folders --------------------------------------------------------------------------------------------
@@ -447,7 +447,9 @@ def test_folder_problems(tmp_path):
     (root / "test" / "fox").mkdir()
     write_image(root / "test" / "fox" / "1.png")
     truncate(root / "test" / "cat" / "cat_3.png")
-    assert problems_of(root, "train")[0] == [f"{root}/train/eel: this class folder has no image"]
+    assert problems_of(root, "train")[0] == [
+        f"{root}/train/eel: this class folder has no image: remove it, or put some in"
+    ]
     found, _ = problems_of(root, "test", verify="pixels")
     assert len(found) == 2
     assert f"{root}/test/fox: this class is not among the folders of train" in found

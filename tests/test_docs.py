@@ -57,8 +57,8 @@ def user_folder(tmp_path_factory) -> Path:
     write_folder(folder / "my_images")
     small = {"depth": 1, "embed_dim": 48, "num_heads": 3}
     model = create_model("deit_tiny_patch16_224", 6, backbone_options=small)
-    for name in ("birds", "mine/last"):
-        save_model(model, folder / "runs" / name)
+    for name in ("birds", "mine"):
+        save_model(model, folder / "runs" / name / "last")
     return folder
 
 

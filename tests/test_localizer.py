@@ -16,7 +16,9 @@ from PIL import Image
 from scm_fast import InputError, Localizer, create_model, load_model, save_model
 from scm_fast.cli import main
 from scm_fast.evaluation.boxes import box_iou
+from scm_fast.localizer import ClassScore, Prediction
 from scm_fast.models.export import export_model
+from scm_fast.overlay import draw_overlay
 
 DATA = os.environ.get("SCM_FAST_DATA")
 SMALL = {"depth": 2, "embed_dim": 48, "num_heads": 3}
@@ -132,6 +134,8 @@ def test_an_unreadable_image_is_named_and_the_rest_go_on(checkpoint, pictures, t
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="empty: no image files in this folder"):
         localizer.predict(tmp_path / "empty")
+    with pytest.raises(InputError, match="photoz: no such image file or folder"):
+        localizer.predict(tmp_path / "photoz")
 
 
 def run_predict(*arguments):
@@ -142,7 +146,9 @@ def test_predict_writes_json_and_overlays(checkpoint, pictures, tmp_path, capsys
     folder, truth = pictures
     arguments = ["--checkpoint", checkpoint, "--out", tmp_path, "--threshold", 0.5, "--overlay"]
     assert run_predict(folder, *arguments) == 0
-    assert "3 images in" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "3 images in" in shown
+    assert "threshold 0.5 (given)" in shown
     entries = {Path(e["image"]): e for e in json.loads((tmp_path / "predictions.json").read_text())}
     assert entries.keys() == truth.keys()
     for path, (index, box) in truth.items():
@@ -181,6 +187,26 @@ def test_predict_writes_coco_csv_and_yolo_of_the_same_boxes(checkpoint, pictures
         assert corners == pytest.approx((x0, y0, x1, y1), abs=0.02)
 
 
+def test_predict_says_whose_threshold_it_took(checkpoint, pictures, tmp_path, capsys):
+    folder, _ = pictures
+    model = load_model(checkpoint)
+    for threshold, said in ((None, "threshold 0.1 (a guess"), (0.3, "threshold 0.3 (the checkpoint's)")):
+        model.config.threshold = threshold
+        saved = save_model(model, tmp_path / "model")
+        assert run_predict(folder, "--checkpoint", saved, "--out", tmp_path / "out") == 0
+        assert said in capsys.readouterr().out
+
+
+def test_the_frame_of_a_whole_image_lies_inside_of_it():
+    image = Image.new("RGB", (300, 200))
+    whole = Prediction(
+        "a", (300, 200), [ClassScore(0, "a", 1.0)], (0, 0, 300, 200), np.zeros((224, 224), np.float32)
+    )
+    picture = draw_overlay(image, whole, opacity=0.0)
+    for edge in (picture[-1, 150], picture[-2, 150], picture[150, 0], picture[150, -1], picture[150, -2]):
+        assert (edge == 255).all()
+
+
 def test_predict_reports_unreadable_images_in_its_exit_status(checkpoint, pictures, tmp_path):
     folder, _ = pictures
     bad = tmp_path / "bad.png"
@@ -216,6 +242,8 @@ def test_wrong_arguments_exit_with_2(checkpoint, pictures, tmp_path, capsys):
     folder, _ = pictures
     assert run_predict(folder, "--checkpoint", tmp_path / "nowhere", "--out", tmp_path) == 2
     assert "nowhere: no such checkpoint" in capsys.readouterr().err
+    assert run_predict(folder, tmp_path / "photoz", "--checkpoint", checkpoint, "--out", tmp_path) == 2
+    assert f"no such image file or folder: {tmp_path / 'photoz'}" in capsys.readouterr().err
     (tmp_path / "file").write_text("")
     assert run_predict(folder, "--checkpoint", checkpoint, "--out", tmp_path / "file") == 2
     assert "this is a file, not a folder" in capsys.readouterr().err

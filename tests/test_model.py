@@ -306,6 +306,14 @@ def test_wrong_classes_are_named(classes, message):
         localization.activation_map(classes)
 
 
+@pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "conformer_tiny_patch16"])
+def test_an_image_size_with_part_of_a_patch_is_refused(name):
+    with pytest.raises(
+        InputError, match=r"image_size is 230 x 224: both must be multiples of 16.* 240 x 224"
+    ):
+        create_model(name, 7, image_size=(230, 224))
+
+
 @pytest.mark.parametrize(
     ("name", "options", "images", "message"),
     [

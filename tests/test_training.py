@@ -20,8 +20,10 @@ from safetensors.torch import load_file
 from torch import nn
 from tqdm import tqdm
 
+import scm_fast.training.trainer as trainer_module
 from scm_fast import InputError, create_model, load_model
 from scm_fast.cli.running import Parser
+from scm_fast.data import open_dataset
 from scm_fast.files import replacing
 from scm_fast.training import TrainConfig, Trainer, make_config
 from scm_fast.training.config import add_options, config_from_options
@@ -300,8 +302,33 @@ class TestTrainer:
         assert not (tmp_path / "run").exists()
 
     def test_batch_larger_than_the_data(self, tmp_path, cub):
-        with pytest.raises(InputError, match="do not fill one global batch of 50"):
+        with pytest.raises(InputError, match=r"do not fill one global batch of 50; .* --global-batch 4"):
             Trainer(tiny(tmp_path / "run", cub, global_batch=50), CPU)
+
+    def test_what_is_wrong_is_known_before_weights_are_loaded(self, tmp_path, cub, monkeypatch):
+        def fail(*args: object) -> None:
+            raise AssertionError("a model was made")
+
+        Trainer(tiny(tmp_path / "done", cub), CPU).save()
+        broken = write_cub(tmp_path / "CUB")
+        with open(open_dataset(broken, "test").records[0].path, "r+b") as image:
+            image.truncate(10)
+        monkeypatch.setattr(trainer_module, "build_model", fail)
+        monkeypatch.setenv("TRITON_INTERPRET", "0")
+        for config, message in (
+            (tiny(tmp_path / "run", cub, global_batch=50), "do not fill"),
+            (tiny(tmp_path / "run", cub, backend="triton"), "'triton' was asked for and cannot serve"),
+            (tiny(tmp_path / "done", cub), "there is a run here"),
+            (tiny(tmp_path / "done", cub, lr=1.0, resume="auto"), "lr was .* and is now 1.0"),
+            (tiny(tmp_path / "run", str(broken)), "cannot read this image"),
+        ):
+            with pytest.raises(InputError, match=message):
+                Trainer(config, CPU)
+        assert not (tmp_path / "run").exists()
+
+    def test_few_steps_an_epoch_are_remarked_on(self, tmp_path, cub, caplog):
+        Trainer(tiny(tmp_path / "run", cub), CPU)
+        assert "optimiser steps only" in caplog.text
 
     @pytest.mark.parametrize(
         "fields",

@@ -31,6 +31,7 @@ from ..evaluation import Evaluator, output, protocols
 from ..evaluation.report import write_report
 from ..evaluation.runner import Predictor, Run, evaluate_split, evaluation_recipe
 from ..evaluation.strategy import DEFAULT, Strategy
+from ..files import make_folder
 from ..models import load_model
 from ..training.processes import is_first, on_first, start_processes
 
@@ -38,7 +39,11 @@ AMP = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--checkpoint", required=True, help="folder of a run, or a published .pth file")
+    parser.add_argument(
+        "--checkpoint",
+        required=True,
+        help="model folder of a run, such as runs/birds/last, or a published .pth file",
+    )
     parser.add_argument("--data", required=True, help="data folder, or the word synthetic")
     parser.add_argument("--layout", default="auto", help="of the data folder, if it is not recognised")
     parser.add_argument("--images", help="where the images of wsolevaluation metadata are")
@@ -65,13 +70,6 @@ def check_arguments(args: argparse.Namespace) -> None:
         raise InputError("--threshold T and --protocol fixed go together")
     if args.threshold is not None and not 0 <= args.threshold < 1:
         raise InputError(f"--threshold must be in [0, 1), got {args.threshold}")
-
-
-def make_folder(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--out {out}: cannot be made a folder ({error.strerror})") from error
 
 
 def evaluate(args: argparse.Namespace, predictor: Predictor, split: str) -> Run:
@@ -109,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     predictor = Predictor(model, device, strategy, AMP[args.amp])
     checkpoint = Path(args.checkpoint)
     out = args.out or (checkpoint if checkpoint.is_dir() else checkpoint.parent) / "evaluation"
-    on_first(make_folder, out)
+    on_first(make_folder, out, "--out")
 
     if args.protocol == "heldout":
         validation = evaluate(args, predictor, args.val_split)

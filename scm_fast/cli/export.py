@@ -1,7 +1,7 @@
 """Write a trained network as one file that runs without scm-fast.
 
-  scm-fast export --checkpoint runs/birds --out birds.pt2     PyTorch: torch.export.load("birds.pt2").module()
-  scm-fast export --checkpoint runs/birds --out birds.onnx    ONNX: pip install 'scm-fast[onnx]'
+  scm-fast export --checkpoint runs/birds/last --out birds.pt2     PyTorch: torch.export.load("birds.pt2").module()
+  scm-fast export --checkpoint runs/birds/last --out birds.onnx    ONNX: pip install 'scm-fast[onnx]'
 
 The calibration module serves training only and is not in the file. Input: `images`, float32 (B, 3, height,
 width) with any B, squashed to the network's size and normalised with the mean and std that are printed.

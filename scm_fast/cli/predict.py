@@ -1,10 +1,10 @@
 """Classes and boxes of your images, with a trained checkpoint.
 
-  scm-fast predict photos/ --checkpoint runs/birds --out found
+  scm-fast predict photos/ --checkpoint runs/birds/last --out found
   scm-fast predict a.jpg b.png --checkpoint scm_cub.pth --out found --format csv --overlay
 
-IMAGES are files or folders; a folder stands for all images below it. The checkpoint is a folder written by
-training, or a published SCM or TS-CAM .pth file. In the folder OUT you get
+IMAGES are files or folders; a folder stands for all images below it. The checkpoint is a model that training
+kept (last or best_gt_known in the run folder), or a published SCM or TS-CAM .pth file. In the folder OUT you get
 
   json   predictions.json        size, box (x0 y0 x1 y1, pixels) and best classes of every image
   coco   predictions.coco.json   for annotation tools: bbox is x y width height
@@ -23,10 +23,15 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path, PurePath
+from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
 from ..errors import InputError
+from ..files import make_folder
+
+if TYPE_CHECKING:
+    from ..localizer import Localizer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,14 +53,13 @@ def run(args: argparse.Namespace) -> int:
     from ..localizer import Failure, Localizer, image_files
     from ..overlay import save_overlay
 
+    if missing := [str(path) for path in args.images if not path.exists()]:
+        raise InputError(f"no such image file or folder: {', '.join(missing)}")
     files = [file for path in args.images for file in image_files(path)]
     localizer = Localizer.from_checkpoint(
         args.checkpoint, args.device, args.batch_size, args.threshold, args.top_k
     )
-    try:
-        args.out.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:
-        raise InputError(f"--out {args.out}: this is a file, not a folder") from None
+    make_folder(args.out, "--out")
     names = output_names(files, args.images)
     predictions, failures = [], []
     results = tqdm(localizer.stream(files), total=len(files), unit=" images", disable=None)
@@ -71,8 +75,19 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"none of the {len(files)} images could be read; nothing was written to {args.out}")
     written = FORMATS[args.format](args.out, predictions, localizer.class_names)
     unread = f", {len(failures)} could not be read" if failures else ""
-    print(f"{len(predictions)} images in {written}{unread}")
+    print(f"{len(predictions)} images in {written}{unread}; {threshold_note(args.threshold, localizer)}")
     return 1 if failures else 0
+
+
+def threshold_note(given: float | None, localizer: Localizer) -> str:
+    """What the boxes were cut at, and whose choice that was."""
+    if given is not None:
+        chosen_by = "given"
+    elif localizer.model.config.threshold is not None:
+        chosen_by = "the checkpoint's"
+    else:
+        chosen_by = "a guess: the checkpoint has none. See --overlay, and give --threshold to change it"
+    return f"threshold {localizer.threshold:g} ({chosen_by})"
 
 
 def output_names(files: list[Path], given: list[Path]) -> list[str]:

@@ -7,6 +7,7 @@ Exit status: 0 all well; 1 it ran, and found problems; 2 wrong arguments or inpu
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import errno
 import logging
@@ -14,7 +15,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from ..errors import InputError
@@ -57,9 +58,9 @@ class Stop(Exception):
 
 def guarded(program: str, action: Callable[[], int | None]) -> int:
     """The status of `action`; what a user can mend is printed in a line or two, without a traceback."""
-    logging.basicConfig(format="%(message)s", level=logging.WARNING if _is_first() else logging.ERROR)
     try:
-        status = action() or 0
+        with _messages_on_stderr():
+            status = action() or 0
         sys.stdout.flush()
         return status
     except BrokenPipeError:
@@ -82,6 +83,18 @@ def guarded(program: str, action: Callable[[], int | None]) -> int:
         first_sentence = str(error).split(". ")[0]
         advice = "use smaller batches (--batch-size; in training --micro-batch or --grad-checkpointing)"
         return _report(program, f"error: {first_sentence}; {advice}", 2)
+
+
+@contextlib.contextmanager
+def _messages_on_stderr() -> Iterator[None]:
+    """The package's own messages, bare. Other libraries have their own handlers, or logging's last resort."""
+    logger, handler = logging.getLogger("scm_fast"), logging.StreamHandler()
+    handler.setLevel(logging.WARNING if _is_first() else logging.ERROR)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 def _is_first() -> bool:

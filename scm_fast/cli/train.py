@@ -2,7 +2,7 @@
 
   scm-fast train                                      SCM on the built-in set: minutes on a laptop
   scm-fast train --method tscam                       the baseline, at the same budget
-  scm-fast train --data my_images --backbone deit_tiny_patch16_224 --epochs 10
+  scm-fast train --config custom_folder --data my_images --global-batch 16
   scm-fast train --config cub_deit_small --data CUB_200_2011
   torchrun --nproc-per-node 8 -m scm_fast.cli train --config cub_deit_small --data CUB_200_2011
 

@@ -93,7 +93,9 @@ def _read_classes(
             continue
         files = image_paths(folder / name)
         if not files:
-            problems.append(Problem(str(folder / name), "this class folder has no image"))
+            problems.append(
+                Problem(str(folder / name), "this class folder has no image: remove it, or put some in")
+            )
         prefix = (folder / name).relative_to(root).as_posix()
         records += [Record(f"{prefix}/{file}", label_of[name]) for file in files]
     return class_names, records

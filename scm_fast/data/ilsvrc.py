@@ -234,7 +234,11 @@ def _read_train(root: Path, wnids: list[str], name: str) -> Split:
     for label, wnid in enumerate(wnids):
         files = image_names(root / "train" / wnid)
         if not files:
-            problems.append(Problem(str(root / "train" / wnid), "this class folder has no image"))
+            problems.append(
+                Problem(
+                    str(root / "train" / wnid), "this class folder has no image: remove it, or put some in"
+                )
+            )
         records += [Record(f"train/{wnid}/{file}", label) for file in files]
     split = Split("ilsvrc", name, root, wnids, records, problems, upright=False)
     if name == "trainval":

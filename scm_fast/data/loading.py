@@ -28,6 +28,7 @@ from .sampling import EvaluationBatches, TrainBatches
 from .transforms import Recipe
 
 logger = logging.getLogger(__name__)
+ADVICE = "`scm-fast check-data` lists all such images, and --skip-bad-images leaves them out"
 
 
 class EvaluationLoader:
@@ -51,7 +52,7 @@ class EvaluationLoader:
 
     def _note(self, problems: list[Problem]) -> None:
         if problems and not self._skip_bad_images:
-            raise InputError("\n".join(map(str, problems)))
+            raise InputError("\n".join([*map(str, problems), ADVICE]))
         for problem in problems:
             assert problem.record_id is not None
             if problem.record_id not in self.left_out:

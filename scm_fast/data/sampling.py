@@ -15,6 +15,18 @@ from ..errors import InputError
 Key = tuple[int, int]  # (epoch, index): the epoch seeds the image's augmentation
 
 
+def check_global_batch(count: int, global_batch: int, world: int = 1) -> None:
+    """Raise an InputError if `count` images and `world` processes do not go with the global batch."""
+    if global_batch < world:
+        raise InputError(f"a global batch of {global_batch} images is too small for {world} processes")
+    if count < global_batch:
+        fitting = 2 ** max(0, (count // 4).bit_length() - 1)
+        raise InputError(
+            f"{count} training images do not fill one global batch of {global_batch}; "
+            f"give a smaller one, such as --global-batch {max(fitting, world)}"
+        )
+
+
 class TrainBatches:
     """Micro-batches of this process: each global batch is dealt out to the processes, then cut evenly.
 
@@ -37,10 +49,7 @@ class TrainBatches:
         rank: int = 0,
         world: int = 1,
     ) -> None:
-        if global_batch < world:
-            raise InputError(f"a global batch of {global_batch} images is too small for {world} processes")
-        if count < global_batch:
-            raise InputError(f"{count} training images do not fill one global batch of {global_batch}")
+        check_global_batch(count, global_batch, world)
         if micro_batch is not None and micro_batch < 1:
             raise InputError(f"micro_batch={micro_batch}: must be at least 1")
         self.count, self.global_batch, self.seed = count, global_batch, seed

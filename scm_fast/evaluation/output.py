@@ -86,7 +86,10 @@ def metrics_table(result: Result) -> str:
         for row in rows
     ]
     lines.insert(1, "-" * len(lines[0]))
-    lines.append(f"\nprotocol {result.protocol}; threshold {result.rule}")
+    if result.threshold is None:
+        lines.append("\nno threshold: there are no boxes to choose it by")
+    else:
+        lines.append(f"\nprotocol {result.protocol}; threshold {result.rule}")
     if result.errors:
         kinds = ", ".join(f"{kind.replace('_', '-')} {share:.1f}" for kind, share in result.errors.items())
         lines.append(f"images in percent: {kinds}")

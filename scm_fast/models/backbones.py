@@ -83,7 +83,7 @@ def build_backbone(
         known = [*timm.list_models(), *CONFORMERS]
         near = [other for other in known if other.startswith(name)][:4]
         near = near or difflib.get_close_matches(name.split(".")[0], known, n=4)
-        hint = f"; did you mean one of {', '.join(near)}?" if near else ""
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
         raise InputError(f"backbone {name!r} is not a model of timm {timm.__version__}{hint}")
     if image_size is not None:
         options["img_size"] = tuple(image_size)
@@ -101,7 +101,7 @@ def build_backbone(
             raise
         raise InputError(
             f"the weights of {name!r} could not be had from timm's hub ({error}). "
-            "Give pretrained= the path of a .safetensors or .pth file instead"
+            "Give a .safetensors or .pth file instead: --pretrained FILE, in Python pretrained=FILE"
         ) from error
 
 
@@ -172,6 +172,20 @@ def default_image_size(backbone: Backbone) -> tuple[int, int]:
     return int(size[0]), int(size[1])
 
 
+def check_whole_patches(backbone: Backbone, what: str, height: int, width: int) -> None:
+    """Raise an InputError for a size with pixels beyond the last whole patch: no map would show them."""
+    if isinstance(backbone, PoolingVisionTransformer):  # its patches overlap
+        return
+    conformer = isinstance(backbone, Conformer)
+    patch = backbone.patch_size if conformer else backbone.patch_embed.patch_size[0]
+    padded = not conformer and backbone.patch_embed.dynamic_img_pad
+    if (height % patch or width % patch) and not padded:
+        whole = " x ".join(str(-(-size // patch) * patch) for size in (height, width))
+        raise InputError(
+            f"{what} {height} x {width}: both must be multiples of {patch}, the patch; take {whole}"
+        )
+
+
 def check_images(backbone: Backbone, images: Tensor, size: tuple[int, int], channels: int) -> None:
     """Raise an InputError if the network cannot take the images; `size` is what it was built for."""
     if images.ndim != 4 or images.shape[1] != channels or not images.is_floating_point():
@@ -181,11 +195,7 @@ def check_images(backbone: Backbone, images: Tensor, size: tuple[int, int], chan
         )
     height, width = images.shape[-2:]
     if isinstance(backbone, Conformer) or getattr(backbone, "dynamic_img_size", False):
-        conformer = isinstance(backbone, Conformer)
-        patch = backbone.patch_size if conformer else backbone.patch_embed.patch_size[0]
-        padded = not conformer and backbone.patch_embed.dynamic_img_pad
-        if (height % patch or width % patch) and not padded:
-            raise InputError(f"images are {height} x {width}: both must be multiples of {patch}, the patch")
+        check_whole_patches(backbone, "images are", height, width)
     elif (height, width) != size:
         raise InputError(
             f"images are {height} x {width}, but this model takes {size[0]} x {size[1]}: resize them, or "

@@ -82,6 +82,8 @@ def create_model(
         hub_classifier,
     )
     backbones.check_backbone(backbone, network)
+    if size is not None:
+        backbones.check_whole_patches(network, "image_size is", size[0], size[1])
     backbones.cover_backbone(network, attention_layers, row_in_training=method == "scm")
     mean, std = backbones.channel_statistics(network)
     config = ModelConfig(

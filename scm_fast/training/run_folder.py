@@ -56,14 +56,17 @@ class RunFolder:
     def has_checkpoint(self) -> bool:
         return self.checkpoint_file.is_file()
 
-    def prepare(self, config: TrainConfig, resume: bool, model_bytes: int) -> None:
-        """Make the folder, and find out before the first step what would go wrong at the first checkpoint."""
+    def check(self, config: TrainConfig, resume: bool) -> None:
+        """Raise an InputError if the run that is in the folder is in the way, or another one."""
         if resume and self.has_checkpoint:
             self._check_same_run(config)
         elif self.has_checkpoint:
             raise InputError(
                 f"{self.path}: there is a run here. Continue it with --resume auto, or give --out another folder"
             )
+
+    def prepare(self, config: TrainConfig, model_bytes: int) -> None:
+        """Make the folder, and find out before the first step what would go wrong at the first checkpoint."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             with replacing(self.path / "config.yaml") as partial:

@@ -18,7 +18,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
-from ..data import Batch
+from ..backends import resolve_backend
+from ..data import Batch, LocalizationDataset
+from ..data.sampling import check_global_batch
 from ..evaluation import Result
 from ..models.weights import load_strictly
 from . import processes
@@ -30,6 +32,7 @@ from .setup import amp_dtype, build_loader, build_model
 from .validation import SplitEvaluation, make_predictor, open_split
 
 logger = logging.getLogger("scm_fast")
+FEW_STEPS = 10  # an epoch
 
 
 class Interrupted(Exception):
@@ -65,10 +68,11 @@ class Trainer:
 
     def __init__(self, config: TrainConfig, device: torch.device, start_from: Path | None = None) -> None:
         self.config, self.device = config, device
-        if config.tensorboard:
-            check_tensorboard()
+        assert config.out is not None
+        self.folder = RunFolder(config.out)
+        self.resuming = config.resume == "auto" or processes.restarts() > 0
+        self.dataset = self._check()
         self.amp = amp_dtype(config.amp, device)
-        self.dataset = open_split(config, config.train_split)
         torch.manual_seed(config.seed)
         self.model = build_model(config, self.dataset, start_from).to(device)
         self.loader = build_loader(config, self.dataset, self.model, device)
@@ -89,18 +93,36 @@ class Trainer:
         # Every process draws its own stochastic depth.
         torch.manual_seed(config.seed + 1 + processes.rank())
 
-        assert config.out is not None
-        self.folder = RunFolder(config.out)
         self.logs = RunLogs(self.folder.path, config.tensorboard)
-        self._open_folder(resume=config.resume == "auto" or processes.restarts() > 0)
+        self._open_folder()
         self.network = self._distributed()
+
+    def _check(self) -> LocalizationDataset:
+        """Find out what is wrong before anything is downloaded or computed; gives the training images."""
+        config = self.config
+        if config.tensorboard:
+            check_tensorboard()
+        if config.method == "scm":
+            resolve_backend(config.backend, self.device)
+        processes.on_first(self.folder.check, config, self.resuming)
+        dataset = open_split(config, config.train_split)
+        check_global_batch(len(dataset), config.global_batch, processes.world_size())
+        if config.test_split != config.val_split:  # the other one is opened soon enough
+            open_split(config, config.test_split)
+        steps = len(dataset) // config.global_batch
+        if steps < FEW_STEPS and processes.is_first():
+            logger.warning(
+                "an epoch has %d optimiser steps only: with few images, a smaller --global-batch learns more",
+                steps,
+            )
+        return dataset
 
     # Checkpoints
 
-    def _open_folder(self, resume: bool) -> None:
+    def _open_folder(self) -> None:
         weights = sum(p.numel() * p.element_size() for p in self.model.parameters())
-        processes.on_first(self.folder.prepare, self.config, resume, weights)
-        if resume and self.folder.has_checkpoint:
+        processes.on_first(self.folder.prepare, self.config, weights)
+        if self.resuming and self.folder.has_checkpoint:
             self._resume()
         if processes.is_first():
             self.logs.begin(self.step, self.validated)
@@ -121,7 +143,7 @@ class Trainer:
             if self.device.type == "cuda" and "cuda" in random:
                 torch.cuda.set_rng_state(random["cuda"], self.device)
         if processes.is_first():
-            logger.warning("resumed %s at epoch %d, step %d", self.folder.path, self.loader.epoch, self.step)
+            logger.warning("resumed %s after step %d", self.folder.path, self.step)
 
     def save(self) -> None:
         """Write a checkpoint; all processes call it together."""

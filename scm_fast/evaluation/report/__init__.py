@@ -52,7 +52,7 @@ def _this_model(about: dict[str, Any], result: Result) -> PublishedRow:
     """The result as a row of the table of published ones."""
     names = ("top1_loc", "top5_loc", "gt_known", "max_box_acc", "max_box_acc_v2")
     return PublishedRow(
-        data=about["split"],
+        data=f"{Path(about['data']).name} {about['split']}",
         method=f"this model ({about['method']})",
         backbone=about["backbone"],
         protocol=f"{result.protocol}: threshold {result.rule}",
