@@ -73,34 +73,39 @@ def literal_scm(weights, images, heads, patch, iterations, detach_init, alpha=0.
 
 
 @pytest.mark.parametrize("preset", ["paper", "official"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_deit_tiny_with_scm_equals_the_literal_network(preset, dtype):
+@pytest.mark.parametrize(
+    ("dtype", "value", "gradient"), [(torch.float64, 1e-10, 1e-8), (torch.float32, 1e-5, 2e-4)]
+)
+def test_deit_tiny_with_scm_equals_the_literal_network(preset, dtype, value, gradient):
+    """The literal one in float64: in float32 its own rounding is larger than that of the model."""
     torch.manual_seed(0)
     weights_file = Path(DATA) / "weights/deit_tiny_patch16_224.safetensors" if DATA else False
     model = create_model("deit_tiny_patch16_224", 20, "scm", weights_file, preset=preset).to(dtype)
     images = torch.randn(2, 3, 224, 224, dtype=dtype)
     labels = torch.tensor([3, 11])
-    weights = {name: w.detach().clone().requires_grad_() for name, w in model.state_dict().items()}
+    weights = {name: w.detach().double().requires_grad_() for name, w in model.state_dict().items()}
+    iterations = model.calibration.iterations
 
-    logits, F0, S0 = literal_scm(weights, images, 3, 16, model.calibration.iterations, preset == "official")
-    (F.cross_entropy(logits, labels)).backward()
+    logits, F0, S0 = literal_scm(weights, images.double(), 3, 16, iterations, preset == "official")
+    F.cross_entropy(logits, labels).backward()
     got = model.train()(images)
     F.cross_entropy(got, labels).backward()
     evaluated = model.eval()(images)
 
-    value, gradient = (1e-10, 1e-8) if dtype == torch.float64 else (2e-5, 2e-3)
-    torch.testing.assert_close(got, logits, atol=value, rtol=value)
-    torch.testing.assert_close(evaluated.attention, F0, atol=value, rtol=value)
-    torch.testing.assert_close(evaluated.semantic, S0, atol=value, rtol=value)
-    torch.testing.assert_close(evaluated.logits, S0.mean((2, 3)), atol=value, rtol=value)
-    for name, parameter in model.named_parameters():
-        expected = weights[name].grad
-        if name == "calibration.beta" and dtype == torch.float32:
-            continue  # min-max removes beta's scale: what is left of its gradient is rounding in float32
+    def error(ours, expected):
         scale = expected.abs().max()
-        assert scale > 0, name
-        error = ((parameter.grad - expected).abs().max() / scale).item()
-        assert error < gradient, f"{name}: {error:.1e}"
+        assert scale > 0
+        return ((ours.double() - expected).abs().max() / scale).item()
+
+    assert error(got, logits) < value
+    assert error(evaluated.attention, F0) < value
+    assert error(evaluated.semantic, S0) < value
+    assert error(evaluated.logits, S0.mean((2, 3))) < value
+    for name, parameter in model.named_parameters():
+        found = error(parameter.grad, weights[name].grad)
+        # Min-max removes beta's scale: its gradient is what is left of terms that nearly cancel.
+        allowed = 100 * gradient if name == "calibration.beta" else gradient
+        assert found < allowed, f"{name}: {found:.1e}"
 
 
 def test_methods_share_the_network():
