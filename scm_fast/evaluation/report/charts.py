@@ -22,7 +22,8 @@ def line_chart(
             f'<line class="mark" x1="{_x(mark):.1f}" x2="{_x(mark):.1f}" y1="{_y(100)}" y2="{_y(0)}">'
             f"<title>threshold {mark:g}</title></line>"
         )
-    for colour, (name, values) in zip(COLOURS, lines.items(), strict=False):
+    coloured = list(zip(COLOURS, lines.items(), strict=False))
+    for colour, (name, values) in reversed(coloured):  # where lines meet, the first is seen
         points = " ".join(f"{_x(a):.1f},{_y(b):.1f}" for a, b in zip(x, values, strict=True))
         parts.append(
             f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2">'
