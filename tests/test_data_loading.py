@@ -158,6 +158,8 @@ def test_impossible_batches(arguments, message):
         TrainBatches(*arguments)
     with pytest.raises(InputError, match="a global batch of 2 images is too small for 3 processes"):
         TrainBatches(50, 2, world=3)
+    with pytest.raises(InputError, match="5 training images are too few for 8 processes"):
+        TrainBatches(5, 8, world=8)
 
 
 # --- loaders --------------------------------------------------------------------------------------------

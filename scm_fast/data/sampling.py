@@ -17,6 +17,8 @@ Key = tuple[int, int]  # (epoch, index): the epoch seeds the image's augmentatio
 
 def check_global_batch(count: int, global_batch: int, world: int = 1) -> None:
     """Raise an InputError if `count` images and `world` processes do not go with the global batch."""
+    if count < world:
+        raise InputError(f"{count} training images are too few for {world} processes")
     if global_batch < world:
         raise InputError(f"a global batch of {global_batch} images is too small for {world} processes")
     if count < global_batch:

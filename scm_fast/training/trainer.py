@@ -103,7 +103,7 @@ class Trainer:
         if config.tensorboard:
             check_tensorboard()
         if config.method == "scm":
-            resolve_backend(config.backend, self.device)
+            resolve_backend(config.calibration.get("backend", config.backend), self.device)
         processes.on_first(self.folder.check, config, self.resuming)
         dataset = open_split(config, config.train_split)
         check_global_batch(len(dataset), config.global_batch, processes.world_size())
