@@ -23,9 +23,9 @@ import argparse
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from ..data import build_evaluation_loader, open_dataset
+from ..distributed import end_processes, is_first, on_first, start_processes
 from ..errors import InputError
 from ..evaluation import Evaluator, output, protocols
 from ..evaluation.report import write_report
@@ -33,7 +33,6 @@ from ..evaluation.runner import Predictor, Run, evaluate_split, evaluation_recip
 from ..evaluation.strategy import DEFAULT, Strategy
 from ..files import make_folder
 from ..models import load_model
-from ..training.processes import is_first, on_first, start_processes
 
 AMP = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -124,6 +123,5 @@ def run(args: argparse.Namespace) -> int:
         if args.report:
             write_report(out / "report.html", result, test, predictor, about)
         print((out / "metrics.json").read_text() if args.json else output.summary(result, test, out))
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    end_processes()
     return 0

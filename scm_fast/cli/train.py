@@ -18,12 +18,10 @@ from __future__ import annotations
 
 import argparse
 
-import torch.distributed as dist
-
+from ..distributed import end_processes, start_processes
 from ..training import Diverged, Interrupted, TrainConfig, Trainer
 from ..training.config import add_options, config_from_options
 from ..training.pretraining import pretrain
-from ..training.processes import start_processes
 from ..training.validation import evaluate_kept_model
 from .running import Stop
 
@@ -49,5 +47,4 @@ def train(config: TrainConfig) -> None:
     trainer = Trainer(config, device, start_from=pretrain(config, device))
     trainer.fit()
     evaluate_kept_model(config, trainer.folder.path / trainer.kept_model(), device, trainer.amp)
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    end_processes()

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from multiprocessing.synchronize import Event
 
 import torch
-from torch import distributed
 from torch.utils.data import DataLoader
 
+from .. import distributed
 from ..errors import InputError
 from .cache import DecodedCache
 from .dataset import LocalizationDataset
@@ -234,6 +234,4 @@ def _placement(rank: int | None, world: int | None) -> tuple[int, int]:
         return rank, world
     if rank is not None or world is not None:
         raise InputError(f"rank={rank}, world={world}: give both or neither")
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    return 0, 1
+    return distributed.rank(), distributed.world_size()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from . import processes
+from .. import distributed
 from .config import TrainConfig, make_config
 from .trainer import Trainer
 
@@ -24,7 +24,7 @@ def pretrain(config: TrainConfig, device: torch.device) -> Path | None:
         return None
     first = pretraining_config(config)
     assert first.out is not None
-    if processes.is_first():
+    if distributed.is_first():
         logger.warning(
             "first a network to start from: %d epochs of method cls in %s", first.epochs, first.out
         )

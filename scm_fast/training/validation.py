@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 
+from .. import distributed
 from ..data import LocalizationDataset, build_evaluation_loader, open_dataset
 from ..evaluation import Evaluator, Result, output, protocols
 from ..evaluation.report import write_report
 from ..evaluation.runner import Predictor, Run, check_classes, evaluate_split, evaluation_recipe
 from ..evaluation.strategy import DEFAULT, Strategy
 from ..models import LocalizationModel, load_model
-from . import processes
 from .config import TrainConfig
 
 logger = logging.getLogger("scm_fast")
@@ -84,7 +84,7 @@ def evaluate_kept_model(
             result = protocols.maxbox(run.evaluation)
     else:
         result = test.result(run)
-    if processes.is_first():
+    if distributed.is_first():
         about = output.describe(predictor, folder, config.data, config.test_split)
         out = folder.parent / "evaluation"
         output.write_all(out, result, run, about)
