@@ -151,10 +151,10 @@ def test_maps_are_those_of_the_blocks(scm_run):
 
 
 def _network_input(model, image):
-    from scm_fast.evaluation.runner import evaluation_recipe
+    from scm_fast.evaluation.runner import evaluation_preprocessing
 
-    recipe = evaluation_recipe(model)
-    return recipe.normalize(recipe.prepare(image).unsqueeze(0))
+    preprocessing = evaluation_preprocessing(model)
+    return preprocessing.normalize(preprocessing.prepare(image).unsqueeze(0))
 
 
 def test_grid_of_maps(scm_run):

@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 
 from ..data import synthetic
+from ..data.checks import check_split
 from ..data.opening import LAYOUTS, available_splits, check_sources, read_split, resolve_layout
 from ..data.records import Problem, Split
-from ..data.validation import check_split
 from ..errors import InputError
 
 

@@ -29,7 +29,7 @@ from ..distributed import end_processes, is_first, on_first, start_processes
 from ..errors import InputError
 from ..evaluation import Evaluator, output, protocols
 from ..evaluation.report import write_report
-from ..evaluation.runner import Predictor, Run, evaluate_split, evaluation_recipe
+from ..evaluation.runner import Predictor, Run, evaluate_split, evaluation_preprocessing
 from ..evaluation.strategy import DEFAULT, Strategy
 from ..files import make_folder
 from ..models import load_model
@@ -85,7 +85,7 @@ def evaluate(args: argparse.Namespace, predictor: Predictor, split: str) -> Run:
         raise InputError(f"{args.data}, split {split}: {protocols.HELDOUT_NEEDS_BOXES}")
     loader = build_evaluation_loader(
         dataset,
-        evaluation_recipe(predictor.model),
+        evaluation_preprocessing(predictor.model),
         batch_size=args.batch_size,
         workers=args.workers,
         device=predictor.device,

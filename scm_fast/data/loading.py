@@ -22,10 +22,10 @@ from .. import distributed
 from ..errors import InputError
 from .cache import DecodedCache
 from .dataset import LocalizationDataset
+from .preprocessing import Preprocessing
 from .records import Problem
 from .samples import Batch, Samples, collate
 from .sampling import EvaluationBatches, TrainBatches
-from .transforms import Recipe
 
 logger = logging.getLogger(__name__)
 ADVICE = "`scm-fast check-data` lists all such images, and --skip-bad-images leaves them out"
@@ -35,9 +35,9 @@ class EvaluationLoader:
     """Iterates over this process's share of a data set. `left_out` collects images that could not be read."""
 
     def __init__(
-        self, loader: DataLoader, recipe: Recipe, device: torch.device, skip_bad_images: bool
+        self, loader: DataLoader, preprocessing: Preprocessing, device: torch.device, skip_bad_images: bool
     ) -> None:
-        self._loader, self._recipe, self.device = loader, recipe, device
+        self._loader, self._preprocessing, self.device = loader, preprocessing, device
         self._skip_bad_images = skip_bad_images
         self.left_out: dict[str, Problem] = {}
 
@@ -60,7 +60,7 @@ class EvaluationLoader:
             self.left_out[problem.record_id] = problem
 
     def _on_device(self, batch: Batch) -> Batch:
-        images = self._recipe.normalize(batch.images.to(self.device, non_blocking=True))
+        images = self._preprocessing.normalize(batch.images.to(self.device, non_blocking=True))
         labels = batch.labels.to(self.device, non_blocking=True)
         return Batch(images, labels, batch.indices, batch.ends_step, batch.problems)
 
@@ -79,12 +79,12 @@ class TrainLoader(EvaluationLoader):
     def __init__(
         self,
         loader: DataLoader,
-        recipe: Recipe,
+        preprocessing: Preprocessing,
         device: torch.device,
         skip_bad_images: bool,
         batches: TrainBatches,
     ) -> None:
-        super().__init__(loader, recipe, device, skip_bad_images)
+        super().__init__(loader, preprocessing, device, skip_bad_images)
         self._batches = batches
         self.steps, self.micro_batches = batches.steps, batches.micro_batches
         self.epoch = 0
@@ -127,7 +127,7 @@ class TrainLoader(EvaluationLoader):
 
 def build_train_loader(
     dataset: LocalizationDataset,
-    recipe: Recipe,
+    preprocessing: Preprocessing,
     *,
     global_batch: int,
     micro_batch: int | None = None,
@@ -149,14 +149,14 @@ def build_train_loader(
     rank, world = _placement(rank, world)
     device = torch.device(device)
     batches = TrainBatches(len(dataset), global_batch, micro_batch, seed=seed, rank=rank, world=world)
-    samples = Samples(dataset, recipe, seed, cache, replace_bad=skip_bad_images)
+    samples = Samples(dataset, preprocessing, seed, cache, replace_bad=skip_bad_images)
     loader = _data_loader(samples, batches, workers, device)
-    return TrainLoader(loader, recipe, device, skip_bad_images, batches)
+    return TrainLoader(loader, preprocessing, device, skip_bad_images, batches)
 
 
 def build_evaluation_loader(
     dataset: LocalizationDataset,
-    recipe: Recipe,
+    preprocessing: Preprocessing,
     *,
     batch_size: int,
     rank: int | None = None,
@@ -174,16 +174,16 @@ def build_evaluation_loader(
     rank, world = _placement(rank, world)
     device = torch.device(device)
     batches = EvaluationBatches(len(dataset), batch_size, rank=rank, world=world)
-    samples = Samples(dataset, recipe, 0, cache, replace_bad=False)
+    samples = Samples(dataset, preprocessing, 0, cache, replace_bad=False)
     loader = _data_loader(samples, batches, workers, device)
-    return EvaluationLoader(loader, recipe, device, skip_bad_images)
+    return EvaluationLoader(loader, preprocessing, device, skip_bad_images)
 
 
 def _data_loader(
     samples: Samples, batches: TrainBatches | EvaluationBatches, workers: int | None, device: torch.device
 ) -> DataLoader:
     if samples.cache is not None:
-        samples.cache.check(samples.dataset, samples.recipe.size)
+        samples.cache.check(samples.dataset, samples.preprocessing.size)
     if workers is None:
         workers = 0 if samples.dataset.in_memory else default_workers(device)
     if workers < 0:

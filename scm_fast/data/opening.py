@@ -8,9 +8,9 @@ from pathlib import Path
 
 from ..errors import InputError
 from . import cub, folder, ilsvrc, synthetic, wsol
+from .checks import DataProblems, check_split, left_out_summary, where
 from .dataset import LocalizationDataset
 from .records import Split
-from .validation import DataProblems, check_split, left_out_summary, where
 
 # What a folder of each layout must have.
 EXPECTED = {

@@ -11,7 +11,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from .. import distributed
-from ..data import EvaluationLoader, LocalizationDataset, Problem, Recipe
+from ..data import EvaluationLoader, LocalizationDataset, Preprocessing, Problem
 from ..errors import InputError
 from ..models import Localization, LocalizationModel
 from .evaluation import Evaluation
@@ -52,12 +52,12 @@ class Predictor:
         return localization, self.strategy.maps(self.model, localization, classes)
 
 
-def evaluation_recipe(model: LocalizationModel) -> Recipe:
+def evaluation_preprocessing(model: LocalizationModel) -> Preprocessing:
     """Images squashed to the size that the model takes, normalised as its backbone was trained."""
     config = model.config
     height, width = config.image_size
     mean, std = tuple(config.mean), tuple(config.std)
-    return Recipe((height, width), None, mean, std)  # type: ignore[arg-type]  # three channels each
+    return Preprocessing((height, width), None, mean, std)  # type: ignore[arg-type]  # three channels each
 
 
 def check_classes(model: LocalizationModel, dataset: LocalizationDataset) -> None:

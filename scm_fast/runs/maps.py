@@ -20,7 +20,7 @@ from ..data.images import load_image
 from ..errors import InputError
 from ..evaluation import protocols
 from ..evaluation.boxes import EVALUATION_SIZE, largest_box, resize_map, scale_to_image, to_uint8
-from ..evaluation.runner import check_classes, evaluation_recipe
+from ..evaluation.runner import check_classes, evaluation_preprocessing
 from ..localizer import DEFAULT_THRESHOLD
 from ..models import LocalizationModel
 from ..training.validation import open_split
@@ -99,14 +99,14 @@ def compute_maps(
     model: LocalizationModel, subjects: Sequence[Subject], device: torch.device, protocol: str
 ) -> list[BlockMaps]:
     """protocol: under which the model's threshold was chosen; it says how maps are resized."""
-    recipe = evaluation_recipe(model)
+    preprocessing = evaluation_preprocessing(model)
     model = model.to(device).eval()
     threshold = DEFAULT_THRESHOLD if model.config.threshold is None else model.config.threshold
     interpolation = protocols.settings(protocol).get("interpolation", "cubic")
     results = []
     for subject in subjects:
-        pixels = recipe.prepare(subject.image).unsqueeze(0).to(device)
-        localization = model(recipe.normalize(pixels))
+        pixels = preprocessing.prepare(subject.image).unsqueeze(0).to(device)
+        localization = model(preprocessing.normalize(pixels))
         score, best = localization.logits.softmax(1).max(1)
         label = int(best) if subject.label is None else subject.label
         semantic, attention = [], [localization.attention]

@@ -11,7 +11,7 @@ from .. import distributed
 from ..data import LocalizationDataset, build_evaluation_loader, open_dataset
 from ..evaluation import Evaluator, Result, output, protocols
 from ..evaluation.report import write_report
-from ..evaluation.runner import Predictor, Run, check_classes, evaluate_split, evaluation_recipe
+from ..evaluation.runner import Predictor, Run, check_classes, evaluate_split, evaluation_preprocessing
 from ..evaluation.strategy import DEFAULT, Strategy
 from ..models import LocalizationModel, load_model
 from .config import TrainConfig
@@ -42,7 +42,7 @@ class SplitEvaluation:
         check_classes(model, self.dataset)
         self.loader = build_evaluation_loader(
             self.dataset,
-            evaluation_recipe(model),
+            evaluation_preprocessing(model),
             batch_size=BATCH,
             workers=config.workers,
             device=device,
