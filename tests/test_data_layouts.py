@@ -21,7 +21,7 @@ from data_folders import (
 )
 from PIL import Image
 
-from scm_fast.data import DataProblems, open_dataset
+from scm_fast.data import DataProblems, DataSource, open_dataset
 from scm_fast.data.opening import detect_layout
 from scm_fast.errors import InputError
 
@@ -517,6 +517,17 @@ def test_truncated_image_shows_when_pixels_are_verified(tmp_path):
     found, _ = problems_of(root, "test", verify="pixels")
     assert len(found) == 1
     assert "Bird_1_0005.jpg: cannot read this image (image file is truncated" in found[0]
+
+
+def test_a_source_opens_each_split_once(tmp_path):
+    root = write_folder(tmp_path)
+    source = DataSource(root, skip_bad_images=True)
+    test = source.split("test")
+    assert (test.split, test.root) == ("test", str(root))
+    shutil.rmtree(root)
+    assert source.split("test") is test
+    with pytest.raises(InputError, match="no such folder"):
+        source.split("train")
 
 
 def test_layout_can_be_forced(tmp_path):

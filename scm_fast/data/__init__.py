@@ -14,11 +14,13 @@ from .opening import open_dataset
 from .preprocessing import Preprocessing, published_preprocessing
 from .records import Box, Problem, Record
 from .samples import Batch
+from .source import DataSource
 
 __all__ = [
     "Batch",
     "Box",
     "DataProblems",
+    "DataSource",
     "DecodedCache",
     "EvaluationLoader",
     "LocalizationDataset",

@@ -1,0 +1,43 @@
+"""Where the images of a command come from: each split is opened once."""
+
+from __future__ import annotations
+
+import os
+
+from .dataset import LocalizationDataset
+from .opening import open_dataset
+
+
+class DataSource:
+    """A data folder, or the built-in set, with the options that say how to read it.
+
+    source = DataSource("CUB_200_2011")
+    source.split("test")  # opened and checked; the same object the next time
+
+    The arguments are those of `open_dataset`.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        layout: str = "auto",
+        images: str | os.PathLike[str] | None = None,
+        boxes: str | os.PathLike[str] | None = None,
+        skip_bad_images: bool = False,
+    ) -> None:
+        self.root, self.layout = root, layout
+        self.images, self.boxes = images, boxes
+        self.skip_bad_images = skip_bad_images
+        self._splits: dict[str, LocalizationDataset] = {}
+
+    def split(self, name: str) -> LocalizationDataset:
+        if name not in self._splits:
+            self._splits[name] = open_dataset(
+                self.root,
+                name,
+                self.layout,
+                images=self.images,
+                boxes=self.boxes,
+                skip_bad_images=self.skip_bad_images,
+            )
+        return self._splits[name]
