@@ -22,7 +22,9 @@ from data_folders import (
 from PIL import Image
 
 from scm_fast.data import DataProblems, DataSource, open_dataset
-from scm_fast.data.opening import detect_layout
+from scm_fast.data.layouts import registry
+from scm_fast.data.opening import resolve_layout
+from scm_fast.data.records import Record, Split
 from scm_fast.errors import InputError
 
 
@@ -167,7 +169,6 @@ def test_wsol_masks(tmp_path):
     metadata = write_wsol(tmp_path, masks=True)
     test = open_dataset(metadata, "test")
     folder = tmp_path / "dataset" / "SET" / "test"
-    assert test.records.has_masks
     assert not test.records.has_boxes
     assert test.records[2].masks == (str(folder / "2_m0.png"), str(folder / "2_m1.png"))
     assert test.records[2].ignore_mask == str(folder / "2_ignore.png")
@@ -532,13 +533,47 @@ def test_a_source_opens_each_split_once(tmp_path):
 
 def test_layout_can_be_forced(tmp_path):
     root = write_cub(tmp_path)
-    assert detect_layout(root) == ("cub", root)
+    layout, found = resolve_layout(root)
+    assert (layout.name, found) == ("cub", root)
     forced = open_dataset(root / "images", "trainval", layout="folder")
     assert forced.class_names == ["001.Bird_0", "002.Bird_1", "003.Bird_2"]
     with pytest.raises(InputError, match="this is no ilsvrc layout"):
         open_dataset(root, "train", layout="ilsvrc")
     with pytest.raises(InputError, match="layout 'coco': expected auto or one of cub, wsol"):
         open_dataset(root, "train", layout="coco")
+
+
+def test_a_registered_layout_is_found_checked_and_filtered(monkeypatch):
+    """One that has no files: two grey images, of which one has a label that there is not."""
+
+    def read(root, name, boxes):
+        records = [Record("a", 0), Record("b", 7)]
+        return Split("grey", name, None, ["grey"], records, pixels=np.full((2, 4, 4, 3), (0, 1, 2), np.uint8))
+
+    monkeypatch.setattr(registry, "_layouts", dict(registry._layouts))
+    grey = registry.Layout(
+        name="grey",
+        summary="two grey images",
+        expects="the word grey",
+        find_root=lambda root: root if str(root) == "grey" else None,
+        splits=lambda root: ("train",),
+        read=read,
+        takes=("boxes",),
+        on_disk=False,
+    )
+    registry.register(grey)
+    assert "grey" in registry.layout_names()
+    with pytest.raises(InputError, match="there is one of this name"):
+        registry.register(grey)
+    with pytest.raises(DataProblems, match="b: label 7 is out of range"):
+        open_dataset("grey", "train")
+    dataset = open_dataset("grey", "train", skip_bad_images=True)
+    assert (dataset.layout, ids(dataset)) == ("grey", ["a"])
+    assert dataset.load_tensor(0).shape == (3, 4, 4)
+    with pytest.raises(InputError, match="no use for it, only wsol"):
+        open_dataset("grey", "train", images=".")
+    with pytest.raises(InputError, match=r"this is no grey layout\. Expected the word grey"):
+        open_dataset("green", "train", layout="grey")
 
 
 @pytest.mark.parametrize("layout", ["auto", "cub", "folder"])
