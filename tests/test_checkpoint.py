@@ -3,6 +3,7 @@
 import json
 import logging
 import pickle
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 
 from scm_fast import InputError, create_model, load_model, save_model
 from scm_fast.models.weights import read_file
+from scm_fast.threshold import Threshold
 
 SMALL = {"depth": 2, "embed_dim": 48, "num_heads": 3}
 
@@ -36,14 +38,14 @@ def test_a_saved_model_comes_back(tmp_path, backbone, method, arguments):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
-    model.config.threshold = 0.35
+    model.config.threshold = Threshold(0.35, interpolation="linear")
     folder = save_model(model, tmp_path / "run" / "checkpoint")
     assert sorted(p.name for p in folder.iterdir()) == ["config.json", "model.safetensors"]
     for path in (folder, folder / "model.safetensors"):
         loaded = load_model(path)
         assert not loaded.training
         same_evaluation(loaded, model, (64, 96))
-        assert json.dumps(vars(loaded.config)) == json.dumps(vars(model.config))
+        assert json.dumps(asdict(loaded.config)) == json.dumps(asdict(model.config))
         state = loaded.state_dict()
         assert state.keys() == model.state_dict().keys()
         assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())

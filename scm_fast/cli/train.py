@@ -46,5 +46,6 @@ def train(config: TrainConfig) -> None:
     device = start_processes(config.device)
     trainer = Trainer(config, device, start_from=pretrain(config, device))
     trainer.fit()
-    evaluate_kept_model(config, trainer.folder.path / trainer.kept_model(), device, trainer.amp)
+    kept = trainer.folder.path / trainer.kept_model()
+    evaluate_kept_model(config, trainer.source, kept, device, trainer.amp)
     end_processes()

@@ -9,25 +9,29 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import InputError
-from .boxes import EVALUATION_SIZE, INTERPOLATIONS, scale_to_evaluation, threshold_level, thresholds
-from .evaluation import DELTAS, Evaluation
+from ..threshold import INTERPOLATIONS, threshold_level
+from .boxes import EVALUATION_SIZE, scale_to_evaluation, thresholds
 from .extraction import BoxExtractor, ExtractionPool, ImageBoxes
-from .pixels import pixel_edges
-from .records import Records, gather
-
-TOP = 5
+from .metrics import DELTAS, TOP, Cuts, SplitMetrics
+from .table import EvaluationTable
 
 
 class Evaluator:
     """Accumulates predictions and computes every metric from one pass over a split.
+
+        with Evaluator() as evaluator:
+            for ...:
+                evaluator.accumulate(...)
+            metrics = evaluator.compute()
 
     Args:
         step: distance of the thresholds that are tried, 0, step, 2 step, ... below 1.
         fixed: further thresholds at which figures will be asked for.
         size: (width, height) at which boxes are compared.
         interpolation: how maps are resized to `size`: `cubic` (the reference evaluator) or `linear`.
-        workers: processes that extract boxes, one a core by default; they work while the caller computes
-            the next batch.
+        num_classes: of the model, if known: with five or fewer, Top-5 says nothing and is left out.
+        workers: processes that extract boxes, one per core by default; they work while the caller computes
+            the next batch. They end with `compute`, or when the `with` is left.
     """
 
     def __init__(
@@ -36,21 +40,27 @@ class Evaluator:
         fixed: Sequence[float] = (),
         size: tuple[int, int] = EVALUATION_SIZE,
         interpolation: str = "cubic",
+        num_classes: int | None = None,
         workers: int | None = None,
     ) -> None:
         if interpolation not in INTERPOLATIONS:
             raise InputError(
                 f"interpolation must be one of {', '.join(INTERPOLATIONS)}, got {interpolation!r}"
             )
-        self.thresholds = thresholds(step)
-        self.size = size
-        self.levels = np.unique([threshold_level(t) for t in (*self.thresholds, *fixed)])
-        self._edges = pixel_edges(self.thresholds)
+        steps = thresholds(step)
+        levels = np.unique([threshold_level(t) for t in (*steps, *fixed)])
+        self.cuts = Cuts(steps, levels, size, interpolation)
+        self._num_classes = num_classes
         self._dtype = np.uint8 if max(size) <= 256 else np.uint16
-        extractor = BoxExtractor(size, interpolation, self.levels, self._edges, self._dtype)
-        self._pool = ExtractionPool(extractor, workers)
-        self._parts: list[Records] = []
+        self._parts: list[EvaluationTable] = []
         self._pending: tuple[dict, list[Future[ImageBoxes]]] | None = None
+        self._pool = ExtractionPool(BoxExtractor(self.cuts, self._dtype), workers)
+
+    def __enter__(self) -> Evaluator:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._pool.close()
 
     def accumulate(
         self,
@@ -82,7 +92,8 @@ class Evaluator:
             raise InputError(f"maps must have shape ({count}, 2, h, w), got {maps.shape}")
         sizes = np.asarray(image_size, dtype=np.int32).reshape(count, 2)
         truth = [
-            scale_to_evaluation(b, (w, h), self.size) for b, (w, h) in zip(boxes, sizes.tolist(), strict=True)
+            scale_to_evaluation(b, (w, h), self.cuts.size)
+            for b, (w, h) in zip(boxes, sizes.tolist(), strict=True)
         ]
         label = np.asarray(label, dtype=np.int32)
         top_class = _five_columns(np.asarray(top_class, dtype=np.int32), -1)
@@ -105,13 +116,14 @@ class Evaluator:
             futures,
         )
 
-    def compute(self) -> Evaluation:
+    def compute(self) -> SplitMetrics:
         """Every metric over the images of all processes. Collective: call it once, on each of them."""
-        self._collect()
-        self._pool.close()
-        self._parts = [Records.concatenate(self._parts or [self._empty()])]  # frees the batches
-        records = gather(self._parts[0])
-        return Evaluation(records, self.thresholds, self.levels, self.size)
+        try:
+            self._collect()
+        finally:
+            self._pool.close()
+        self._parts = [EvaluationTable.concatenate(self._parts or [self._empty()])]  # frees the batches
+        return SplitMetrics(self._parts[0].gathered(), self.cuts, self._num_classes)
 
     def _collect(self) -> None:
         """Wait for the boxes of the pending batch and file them."""
@@ -124,7 +136,7 @@ class Evaluator:
             return
         counts = [image.pixel_count for image in images if image.pixel_count is not None]
         self._parts.append(
-            Records(
+            EvaluationTable(
                 **columns,
                 true_class_box=np.stack([image.true_class for image in images]),
                 top_class_box=np.stack([image.top_class for image in images]),
@@ -135,12 +147,12 @@ class Evaluator:
         )
 
     def _no_pixels(self) -> NDArray[np.uint32]:
-        return np.zeros((0, 2, len(self._edges) - 1), dtype=np.uint32)
+        return np.zeros((0, 2, len(self.cuts.thresholds) + 2), dtype=np.uint32)
 
-    def _empty(self) -> Records:
+    def _empty(self) -> EvaluationTable:
         """No image at all: what a process with nothing to do contributes."""
-        levels = len(self.levels)
-        return Records(
+        levels = len(self.cuts.levels)
+        return EvaluationTable(
             index=np.zeros(0, np.int64),
             label=np.zeros(0, np.int32),
             top_class=np.zeros((0, TOP), np.int32),

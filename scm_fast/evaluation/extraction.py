@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .boxes import box_iou, resize_map
-from .evaluation import DELTAS
+from .metrics import DELTAS, Cuts
 from .pixels import pixel_counts
 from .sweep import boxes_at_levels
 
@@ -31,12 +31,9 @@ class ImageBoxes(NamedTuple):
 
 @dataclass(frozen=True)
 class BoxExtractor:
-    """size: (width, height) of the comparison; levels: (L,); edges: bins of pixel scores; dtype: of boxes."""
+    """Makes `ImageBoxes` of an image's maps; dtype: of the boxes."""
 
-    size: tuple[int, int]
-    interpolation: str
-    levels: NDArray[np.integer]
-    edges: NDArray[np.float64]
+    cuts: Cuts
     dtype: type[np.unsignedinteger]
 
     def __call__(
@@ -44,13 +41,14 @@ class BoxExtractor:
     ) -> ImageBoxes:
         """maps: (2, h, w) of the ground-truth and the best class, `same_class` if they are one; truth: (n, 4)
         ground-truth boxes; judged: see `read_masks`."""
-        scores = resize_map(maps[0], self.size, self.interpolation)
-        true_class = boxes_at_levels(scores, self.levels, truth, DELTAS[0])
+        cuts = self.cuts
+        scores = resize_map(maps[0], cuts.size, cuts.interpolation)
+        true_class = boxes_at_levels(scores, cuts.levels, truth, DELTAS[0])
         top_class = true_class.largest
         if not same_class:
-            top_scores = resize_map(maps[1], self.size, self.interpolation)
-            top_class = boxes_at_levels(top_scores, self.levels, truth[:0], DELTAS[0]).largest
-        hits = np.zeros((len(DELTAS), len(self.levels)), dtype=bool)
+            top_scores = resize_map(maps[1], cuts.size, cuts.interpolation)
+            top_class = boxes_at_levels(top_scores, cuts.levels, truth[:0], DELTAS[0]).largest
+        hits = np.zeros((len(DELTAS), len(cuts.levels)), dtype=bool)
         if len(truth):
             best = np.maximum.reduceat(box_iou(true_class.every, truth).max(axis=1), true_class.starts)
             hits = best >= np.array(DELTAS)[:, None]
@@ -58,7 +56,7 @@ class BoxExtractor:
             true_class.largest.astype(self.dtype),
             top_class.astype(self.dtype),
             np.packbits(hits, axis=1),
-            None if judged is None else pixel_counts(scores, judged, self.edges),
+            None if judged is None else pixel_counts(scores, judged, cuts.thresholds),
         )
 
 
@@ -82,7 +80,11 @@ def available_cores() -> int:
 
 class ExtractionPool:
     """Workers that run a `BoxExtractor`. Half of the work is Python, so threads would wait for each other:
-    these are processes, forked as those of DataLoader are; a thread where there is no fork."""
+    these are processes, forked as those of DataLoader are; a thread where there is no fork.
+
+    `close` ends them; it must be called, whatever happens: OpenCV's number of threads is that of the whole
+    process, and is 1 meanwhile.
+    """
 
     def __init__(self, extractor: BoxExtractor, workers: int | None = None) -> None:
         workers = workers or available_cores()
@@ -90,7 +92,7 @@ class ExtractionPool:
         self._function: Callable[..., ImageBoxes]
         # OpenCV's own threads do not survive a fork: a worker that used or stopped them would wait for ever.
         # So they are stopped here, before it, and the workers inherit a setting that needs none.
-        self._opencv_threads = cv2.getNumThreads()
+        self._opencv_threads: int | None = cv2.getNumThreads()
         cv2.setNumThreads(1)
         if workers > 1 and sys.platform == "linux":
             self._function = _work
@@ -107,5 +109,8 @@ class ExtractionPool:
         return self._pool.submit(self._function, maps, same_class, truth, judged)
 
     def close(self) -> None:
-        self._pool.shutdown()
-        cv2.setNumThreads(self._opencv_threads)
+        """End the workers; what was submitted and not begun is not done. Again, it does nothing."""
+        self._pool.shutdown(cancel_futures=True)
+        if self._opencv_threads is not None:
+            cv2.setNumThreads(self._opencv_threads)
+            self._opencv_threads = None

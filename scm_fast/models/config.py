@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from ..threshold import Threshold
 
 METHODS = ("scm", "tscam", "cls")
 
@@ -39,7 +40,7 @@ class ModelConfig:
     backbone_options: dict[str, Any] = field(default_factory=dict)
     calibration: dict[str, Any] = field(default_factory=dict)
     class_names: Sequence[str] | None = None
-    threshold: float | None = None
+    threshold: Threshold | None = None
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
@@ -58,4 +59,9 @@ class ModelConfig:
                 f"{path}: unknown entries {', '.join(sorted(unknown))}; known: {', '.join(known)}"
             )
         tuples = {name: tuple(values[name]) for name in ("image_size", "mean", "std") if name in values}
+        if values.get("threshold") is not None:
+            try:
+                values["threshold"] = Threshold.from_json(values["threshold"])
+            except InputError as error:
+                raise InputError(f"{path}: {error}") from None
         return cls(**values | tuples)

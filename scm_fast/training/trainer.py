@@ -20,17 +20,19 @@ from tqdm import tqdm
 
 from .. import distributed
 from ..backends import resolve_backend
-from ..data import Batch, LocalizationDataset
+from ..data import Batch, DataSource, LocalizationDataset
 from ..data.sampling import check_global_batch
-from ..evaluation import Result
+from ..evaluation import Predictor, Result, evaluate
+from ..evaluation.pipeline import check_classes
 from ..models.weights import load_strictly
+from ..threshold import Threshold
 from .config import TrainConfig
 from .logs import RunLogs, check_tensorboard
 from .optimization import build_optimizer, build_scheduler
 from .run_folder import RunFolder
 from .setup import amp_dtype, build_loader, build_model
 from .stopping import StopSignal
-from .validation import SplitEvaluation, make_predictor, open_split
+from .validation import validation_settings
 
 logger = logging.getLogger("scm_fast")
 FEW_STEPS = 10  # an epoch
@@ -72,12 +74,15 @@ class Trainer:
         assert config.out is not None
         self.folder = RunFolder(config.out)
         self.resuming = config.resume == "auto" or distributed.restarts() > 0
+        self.source = DataSource(
+            config.data, config.layout, config.images, config.boxes, config.skip_bad_images
+        )
         self.dataset = self._check()
         self.amp = amp_dtype(config.amp, device)
         torch.manual_seed(config.seed)
         self.model = build_model(config, self.dataset, start_from).to(device)
         self.loader = build_loader(config, self.dataset, self.model, device)
-        self.validation = SplitEvaluation(config, config.val_split, self.model, device)
+        check_classes(self.model, self.source.split(config.val_split))
         if config.channels_last:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.model.set_grad_checkpointing(config.grad_checkpointing)
@@ -106,10 +111,10 @@ class Trainer:
         if config.method == "scm":
             resolve_backend(config.calibration.get("backend", config.backend), self.device)
         distributed.on_first(self.folder.check, config, self.resuming)
-        dataset = open_split(config, config.train_split)
+        dataset = self.source.split(config.train_split)
         check_global_batch(len(dataset), config.global_batch, distributed.world_size())
         if config.test_split != config.val_split:  # the other one is opened soon enough
-            open_split(config, config.test_split)
+            self.source.split(config.test_split)
         steps = len(dataset) // config.global_batch
         if steps < FEW_STEPS and distributed.is_first():
             logger.warning(
@@ -137,7 +142,7 @@ class Trainer:
         self.loader.load_state_dict(state["loader"])
         self.step, self.validated, self.best = state["step"], state["validated"], state["best"]
         self.meter = Meter(**state["meter"])
-        self.model.config.threshold = state["threshold"]
+        self.model.config.threshold = Threshold.from_json(state["threshold"]) if state["threshold"] else None
         if len(state["random"]) == distributed.world_size():  # on another number of them, they start anew
             random = state["random"][distributed.rank()]
             torch.set_rng_state(random["cpu"])
@@ -151,6 +156,7 @@ class Trainer:
         random = {"cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
             random["cuda"] = torch.cuda.get_rng_state(self.device)
+        threshold = self.model.config.threshold
         state = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -162,7 +168,7 @@ class Trainer:
             "validated": self.validated,
             "best": self.best,
             "meter": asdict(self.meter),
-            "threshold": self.model.config.threshold,
+            "threshold": threshold.as_json() if threshold else None,
         }
         self.logs.flush()
         distributed.on_first(self.folder.save_checkpoint, state, self.model)
@@ -287,8 +293,8 @@ class Trainer:
 
     def _validate_epoch(self) -> None:
         self.model.eval()
-        run = self.validation.run(make_predictor(self.model, self.device, self.amp))
-        result = self.validation.result(run)
+        predictor = Predictor(self.model, self.device, amp=self.amp)
+        result = evaluate(predictor, self.source, validation_settings(self.config)).result
         self.model.config.threshold = result.threshold
         if distributed.is_first():
             self._log_epoch(result)
@@ -310,7 +316,7 @@ class Trainer:
             "train_loss": meter.loss / meter.images,
             "train_top1": 100 * meter.right / meter.images,
             "images_per_second": meter.images / max(meter.seconds, 1e-9),
-            "threshold": result.threshold,
+            "threshold": result.threshold.value if result.threshold else None,
             **values,
         }
         calibration = self.model.calibration
