@@ -23,7 +23,6 @@ from ..evaluation.boxes import EVALUATION_SIZE, largest_box, resize_map, scale_t
 from ..evaluation.runner import check_classes, evaluation_preprocessing
 from ..localizer import DEFAULT_THRESHOLD
 from ..models import LocalizationModel
-from ..training.validation import open_split
 from .reading import RunRecord
 
 Box = Sequence[float]  # x0, y0, x1, y1 in pixels of the image
@@ -86,7 +85,7 @@ def images_of_run(
     """The files and images of the split (the run's test split) that are `wanted`, or `count` of the split."""
     dataset = None
     if not wanted or not all(Path(word).is_file() for word in wanted):
-        dataset = open_split(record.config, split or record.config.test_split)
+        dataset = record.config.source().split(split or record.config.test_split)
         check_classes(model, dataset)
         # The middles of equal parts, so that they are of different classes where the data are in order.
         parts = min(count, len(dataset))

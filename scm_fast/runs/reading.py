@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..errors import InputError
-from ..training.config import TrainConfig, make_config, read_yaml
+from ..training.config import TrainConfig, make_config
+from ..training.recipes import read_yaml
 
 Row: TypeAlias = "dict[str, float | None]"  # None: there was nothing to write, as a threshold without boxes
 

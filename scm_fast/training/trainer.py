@@ -19,21 +19,19 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from .. import distributed
-from ..backends import resolve_backend
-from ..data import Batch, LocalizationDataset
-from ..data.sampling import check_global_batch
+from ..data import Batch, DataSource
 from ..evaluation import Result
 from ..models.weights import load_strictly
+from .building import amp_dtype, build_loader, build_model
+from .checks import check_run, resumes
 from .config import TrainConfig
-from .logs import RunLogs, check_tensorboard
+from .logs import RunLogs
 from .optimization import build_optimizer, build_scheduler
 from .run_folder import RunFolder
-from .setup import amp_dtype, build_loader, build_model
 from .stopping import StopSignal
-from .validation import SplitEvaluation, make_predictor, open_split
+from .validation import SplitEvaluation, make_predictor
 
 logger = logging.getLogger("scm_fast")
-FEW_STEPS = 10  # an epoch
 
 
 class Interrupted(Exception):
@@ -64,20 +62,29 @@ class Trainer:
     trainer = Trainer(config, device)
     trainer.fit()
 
+    source: the data, if some of it may be open already.
     start_from: weights instead of those that the configuration names.
     """
 
-    def __init__(self, config: TrainConfig, device: torch.device, start_from: Path | None = None) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        device: torch.device,
+        source: DataSource | None = None,
+        start_from: Path | None = None,
+    ) -> None:
         self.config, self.device = config, device
+        self.source = source or config.source()
         assert config.out is not None
         self.folder = RunFolder(config.out)
-        self.resuming = config.resume == "auto" or distributed.restarts() > 0
-        self.dataset = self._check()
+        self.resuming = resumes(config)
+        check_run(config, self.source, device)
+        self.dataset = self.source.split(config.train_split)
         self.amp = amp_dtype(config.amp, device)
         torch.manual_seed(config.seed)
         self.model = build_model(config, self.dataset, start_from).to(device)
         self.loader = build_loader(config, self.dataset, self.model, device)
-        self.validation = SplitEvaluation(config, config.val_split, self.model, device)
+        self.validation = SplitEvaluation(config, self.source.split(config.val_split), self.model, device)
         if config.channels_last:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.model.set_grad_checkpointing(config.grad_checkpointing)
@@ -97,26 +104,6 @@ class Trainer:
         self.logs = RunLogs(self.folder.path, config.tensorboard)
         self._open_folder()
         self.network = self._distributed()
-
-    def _check(self) -> LocalizationDataset:
-        """Find out what is wrong before anything is downloaded or computed; gives the training images."""
-        config = self.config
-        if config.tensorboard:
-            check_tensorboard()
-        if config.method == "scm":
-            resolve_backend(config.calibration.get("backend", config.backend), self.device)
-        distributed.on_first(self.folder.check, config, self.resuming)
-        dataset = open_split(config, config.train_split)
-        check_global_batch(len(dataset), config.global_batch, distributed.world_size())
-        if config.test_split != config.val_split:  # the other one is opened soon enough
-            open_split(config, config.test_split)
-        steps = len(dataset) // config.global_batch
-        if steps < FEW_STEPS and distributed.is_first():
-            logger.warning(
-                "an epoch has %d optimiser steps only: with few images, a smaller --global-batch learns more",
-                steps,
-            )
-        return dataset
 
     # Checkpoints
 
