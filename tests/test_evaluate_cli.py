@@ -15,7 +15,7 @@ from test_boxes import literal_uint8
 
 import scm_fast
 from scm_fast.cli import evaluate as command
-from scm_fast.cli.running import Parser
+from scm_fast.cli.program import Parser
 from scm_fast.evaluation import read_masks
 from scm_fast.evaluation.boxes import box_iou, scale_to_evaluation
 from scm_fast.evaluation.runner import evaluation_preprocessing
@@ -187,7 +187,7 @@ def in_process(capsys):
     def run(*arguments):
         parser = Parser("scm-fast evaluate", None)
         command.add_arguments(parser)
-        command.run(parser.parse_args(["--workers=0", *map(str, arguments)]))
+        command.execute(parser.parse_args(["--workers=0", *map(str, arguments)]))
         return capsys.readouterr().out
 
     return run

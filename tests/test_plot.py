@@ -119,10 +119,10 @@ def test_curves_show_the_logs(scm_run):
     assert len(loss.get_lines()[0].get_xdata()) == len(rate.get_lines()[0].get_xdata()) == 8
 
 
-def test_running_mean():
+def test_moving_mean():
     values = np.array([1.0, 3.0, 5.0, 9.0])
-    assert curves.running_mean(values, 2).tolist() == [1, 2, 4, 7]
-    assert curves.running_mean(values, 1).tolist() == values.tolist()
+    assert curves.moving_mean(values, 2).tolist() == [1, 2, 4, 7]
+    assert curves.moving_mean(values, 1).tolist() == values.tolist()
 
 
 def test_maps_are_those_of_the_blocks(scm_run):

@@ -24,7 +24,7 @@ import scm_fast.data.source as source_module
 import scm_fast.training.trainer as trainer_module
 from scm_fast import InputError, create_model, load_model
 from scm_fast.calibration import PRESETS
-from scm_fast.cli.running import Parser
+from scm_fast.cli.program import Parser
 from scm_fast.cli.train import train
 from scm_fast.data import open_dataset
 from scm_fast.data.layouts import registry

@@ -97,7 +97,7 @@ def evaluate(args: argparse.Namespace, predictor: Predictor, split: str) -> Run:
     return evaluate_split(predictor, dataset, loader, evaluator)
 
 
-def run(args: argparse.Namespace) -> int:
+def execute(args: argparse.Namespace) -> int:
     check_arguments(args)
     device = start_processes(args.device)
     model = load_model(args.checkpoint).to(device)

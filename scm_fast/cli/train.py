@@ -24,7 +24,7 @@ from ..training.pretraining import pretrain
 from ..training.recipes import add_options, config_from_options
 from ..training.run_folder import RunFolder
 from ..training.validation import evaluate_kept_model
-from .running import Stop
+from .program import Stop
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def execute(args: argparse.Namespace) -> int:
     try:
         train(config_from_options(args))
     except Diverged as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..training.config import OPTIONS
-from .reading import RunRecord
+from .reading import Run
 
 COMPARED = [name for name, option in OPTIONS.items() if option.metadata["compare"]]
 METRICS = ("top1_cls", "top1_loc", "gt_known", "max_box_acc_v2")
@@ -41,7 +41,7 @@ class Group:
     """Runs of one configuration, in the order in which they were given."""
 
     name: str
-    runs: list[RunRecord]
+    runs: list[Run]
 
     @property
     def config(self) -> Any:
@@ -85,9 +85,9 @@ def _test_value(evaluation: dict[str, Any], name: str) -> float | None:
     return evaluation.get("metrics", {}).get(name, {}).get("value")
 
 
-def group_runs(runs: Sequence[RunRecord]) -> list[Group]:
+def group_runs(runs: Sequence[Run]) -> list[Group]:
     """Runs that differ in their seed alone together, the others each by itself."""
-    groups: dict[str, list[RunRecord]] = {}
+    groups: dict[str, list[Run]] = {}
     for run in runs:
         values = run.config.as_dict()
         groups.setdefault(repr([values[name] for name in COMPARED]), []).append(run)
@@ -121,7 +121,7 @@ def doubts(groups: Sequence[Group]) -> list[str]:
     runs = [run for group in groups for run in group.runs]
     names = short_names([run.path for run in runs])
 
-    def varying(what: str, value: Callable[[RunRecord], Any]) -> list[str]:
+    def varying(what: str, value: Callable[[Run], Any]) -> list[str]:
         users: dict[Any, list[str]] = {}
         for run in runs:
             if (found := value(run)) is not None:

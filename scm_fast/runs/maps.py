@@ -23,7 +23,7 @@ from ..evaluation.boxes import EVALUATION_SIZE, largest_box, resize_map, scale_t
 from ..evaluation.runner import check_classes, evaluation_preprocessing
 from ..localizer import DEFAULT_THRESHOLD
 from ..models import LocalizationModel
-from .reading import RunRecord
+from .reading import Run
 
 Box = Sequence[float]  # x0, y0, x1, y1 in pixels of the image
 PANEL = 1.6  # inches, width of a panel
@@ -80,12 +80,12 @@ def choose_subjects(dataset: LocalizationDataset | None, wanted: Sequence[str]) 
 
 
 def images_of_run(
-    record: RunRecord, model: LocalizationModel, wanted: Sequence[str], split: str | None, count: int
+    run: Run, model: LocalizationModel, wanted: Sequence[str], split: str | None, count: int
 ) -> list[Subject]:
     """The files and images of the split (the run's test split) that are `wanted`, or `count` of the split."""
     dataset = None
     if not wanted or not all(Path(word).is_file() for word in wanted):
-        dataset = record.config.source().split(split or record.config.test_split)
+        dataset = run.config.source().split(split or run.config.test_split)
         check_classes(model, dataset)
         # The middles of equal parts, so that they are of different classes where the data are in order.
         parts = min(count, len(dataset))
