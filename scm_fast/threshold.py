@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -56,19 +56,12 @@ class Threshold:
         """The level of 0 ... 255 that pixels of a map of scores in [0, 1] must exceed."""
         return threshold_level(RULES[self.rule](scores, self.value))
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
-    @classmethod
-    def from_json(cls, value: Any) -> Threshold:
-        """Of `as_json`, or of a number alone, a global threshold."""
-        if (
-            isinstance(value, dict)
-            and "value" in value
-            and value.keys() <= {"value", "rule", "interpolation"}
-        ):
-            return cls(**value)
-        return cls(value)
+def threshold_from_json(value: Any) -> Threshold | None:
+    """Of a threshold's fields, of a number alone, which is a global threshold, or of None."""
+    if isinstance(value, dict) and "value" in value and value.keys() <= {"value", "rule", "interpolation"}:
+        return Threshold(**value)
+    return None if value is None else Threshold(value)
 
 
 # TS-CAM's for CUB. One that was chosen on validation images is better; a checkpoint keeps it if there is one.

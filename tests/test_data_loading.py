@@ -23,7 +23,7 @@ from scm_fast.data import (
     open_dataset,
     published_preprocessing,
 )
-from scm_fast.data.sampling import EvaluationBatches, TrainBatches
+from scm_fast.data.order import EvaluationOrder, TrainOrder
 from scm_fast.errors import InputError
 
 TRAIN, TEST = (
@@ -101,12 +101,12 @@ def test_impossible_preprocessing():
 @pytest.mark.parametrize("count", [1, 7, 16, 23])
 def test_evaluation_gives_each_image_to_one_process(count, world):
     shares = [
-        [index for batch in EvaluationBatches(count, 4, rank=rank, world=world) for _, index in batch]
+        [index for batch in EvaluationOrder(count, 4, rank=rank, world=world) for _, index in batch]
         for rank in range(world)
     ]
     assert sorted(index for share in shares for index in share) == list(range(count))
     for rank in range(world):
-        batches = EvaluationBatches(count, 4, rank=rank, world=world)
+        batches = EvaluationOrder(count, 4, rank=rank, world=world)
         assert len(batches) == len(list(batches))
 
 
@@ -118,7 +118,7 @@ def test_global_batches_do_not_depend_on_the_processes(world, micro_batch):
         """The images of each global batch, and the sizes of its micro-batches."""
         found = []
         for rank in range(world):
-            batches = TrainBatches(47, 10, micro_batch, seed=5, rank=rank, world=world)
+            batches = TrainOrder(47, 10, micro_batch, seed=5, rank=rank, world=world)
             parts = list(batches)
             assert len(parts) == len(batches) == 4 * batches.micro_batches
             found.append(
@@ -141,7 +141,7 @@ def test_global_batches_do_not_depend_on_the_processes(world, micro_batch):
 
 def test_epochs_and_seeds_differ():
     def order(seed, epoch):
-        batches = TrainBatches(40, 8, seed=seed)
+        batches = TrainOrder(40, 8, seed=seed)
         batches.epoch = epoch
         return [index for batch in batches for _, index in batch]
 
@@ -158,11 +158,11 @@ def test_epochs_and_seeds_differ():
 )
 def test_impossible_batches(arguments, message):
     with pytest.raises(InputError, match=message):
-        TrainBatches(*arguments)
+        TrainOrder(*arguments)
     with pytest.raises(InputError, match="a global batch of 2 images is too small for 3 processes"):
-        TrainBatches(50, 2, world=3)
+        TrainOrder(50, 2, world=3)
     with pytest.raises(InputError, match="5 training images are too few for 8 processes"):
-        TrainBatches(5, 8, world=8)
+        TrainOrder(5, 8, world=8)
 
 
 # --- loaders --------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def test_two_processes_see_what_one_sees(train):
     def by_step(world):
         merged = {}
         for rank in range(world):
-            loader = build_train_loader(train, TRAIN, global_batch=8, rank=rank, world=world, workers=0)
+            loader = build_train_loader(train, TRAIN, global_batch=8, process=(rank, world), workers=0)
             for step, batch in enumerate(loader):
                 for index, image in zip(batch.indices.tolist(), batch.images, strict=True):
                     merged[step, index] = image
@@ -213,7 +213,7 @@ def test_two_processes_see_what_one_sees(train):
 def test_resuming_mid_epoch(train, workers):
     def fresh(world=1, rank=0):
         return build_train_loader(
-            train, TRAIN, global_batch=8, micro_batch=4, workers=workers, rank=rank, world=world
+            train, TRAIN, global_batch=8, micro_batch=4, workers=workers, process=(rank, world)
         )
 
     whole = fresh()
@@ -347,11 +347,6 @@ def test_process_group_is_used(root, tmp_path):
         command, capture_output=True, text=True, timeout=180, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
     assert result.returncode == 0, result.stderr
-
-
-def test_rank_without_world(train):
-    with pytest.raises(InputError, match="rank=1, world=None: give both or neither"):
-        build_train_loader(train, TRAIN, global_batch=8, rank=1)
 
 
 # --- bad images -----------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ from documents import anchors, blocks, broken_links, commands, inline_commands
 
 from scm_fast import create_model, save_model
 from scm_fast.cli import COMMANDS
-from scm_fast.cli.running import Parser
-from scm_fast.training.config import config_from_options
+from scm_fast.cli.program import Parser
+from scm_fast.training.recipes import config_from_options
 
 ROOT = Path(__file__).parents[1]
 PAGES = [

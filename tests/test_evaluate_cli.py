@@ -16,7 +16,7 @@ from test_boxes import literal_uint8
 
 import scm_fast
 from scm_fast.cli import evaluate as command
-from scm_fast.cli.running import Parser
+from scm_fast.cli.program import Parser
 from scm_fast.evaluation import read_masks, writing
 from scm_fast.evaluation.boxes import box_iou, scale_to_evaluation
 from scm_fast.evaluation.predictor import Predictor
@@ -190,7 +190,7 @@ def in_process(capsys):
     def run(*arguments):
         parser = Parser("scm-fast evaluate", None)
         command.add_arguments(parser)
-        command.run(parser.parse_args(["--workers=0", *map(str, arguments)]))
+        command.execute(parser.parse_args(["--workers=0", *map(str, arguments)]))
         return capsys.readouterr().out
 
     return run
@@ -247,7 +247,7 @@ def test_heldout_without_boxes_is_maxbox_and_says_so(in_process, checkpoint, tmp
         out = tmp_path / f"out {named}"
         caplog.clear()
         in_process("--checkpoint", checkpoint, "--data", data, "--out", out)
-        assert f"protocol maxbox instead of heldout: split {named} has no boxes" in caplog.text
+        assert f"protocol maxbox instead of heldout: no boxes in split {named}" in caplog.text
         metrics, rows = read(out)
         assert metrics["protocol"] == "maxbox"
         assert ("gt_known" in metrics["metrics"]) == ("test.json" not in missing)

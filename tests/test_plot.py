@@ -15,7 +15,7 @@ from scm_fast import InputError, load_model, reference
 from scm_fast.cli import main
 from scm_fast.runs import read_run
 from scm_fast.training import Trainer, make_config
-from scm_fast.training.validation import evaluate_kept_model, open_split
+from scm_fast.training.validation import evaluate_kept_model
 
 pytest.importorskip("matplotlib")
 from scm_fast.runs import curves
@@ -83,7 +83,7 @@ def test_maps_of_several_runs(scm_run, tmp_path, capsys):
     panels = np.array(figure.axes).reshape(3, 3)  # the images, and a row for each run
     assert [axes.get_title() for axes in panels[:, 0]] == ["image", "run", "tscam"]
     for row, run in enumerate(runs, 1):
-        model, dataset = load_model(run.kept_model), open_split(run.config, "test")
+        model, dataset = load_model(run.kept_model), run.config.source().split("test")
         results = compute_maps(model, choose_subjects(dataset, ["1", "4", "5"]), CPU)
         for axes, result in zip(panels[row], results, strict=True):
             truth, found = axes.patches
@@ -119,16 +119,16 @@ def test_curves_show_the_logs(scm_run):
     assert len(loss.get_lines()[0].get_xdata()) == len(rate.get_lines()[0].get_xdata()) == 8
 
 
-def test_running_mean():
+def test_moving_mean():
     values = np.array([1.0, 3.0, 5.0, 9.0])
-    assert curves.running_mean(values, 2).tolist() == [1, 2, 4, 7]
-    assert curves.running_mean(values, 1).tolist() == values.tolist()
+    assert curves.moving_mean(values, 2).tolist() == [1, 2, 4, 7]
+    assert curves.moving_mean(values, 1).tolist() == values.tolist()
 
 
 def test_maps_are_those_of_the_blocks(scm_run):
     """Against the literal equations, block by block; the box against the evaluation's own."""
     run = read_run(scm_run)
-    model, dataset = load_model(run.kept_model), open_split(run.config, "test")
+    model, dataset = load_model(run.kept_model), run.config.source().split("test")
     subjects = choose_subjects(dataset, ["7", dataset.records[2].id])
     assert [subject.name for subject in subjects] == [dataset.records[7].id, dataset.records[2].id]
     with (scm_run / "evaluation" / "predictions.csv").open() as file:
@@ -159,7 +159,7 @@ def _network_input(model, image):
 
 def test_grid_of_maps(scm_run):
     run = read_run(scm_run)
-    model, dataset = load_model(run.kept_model), open_split(run.config, "test")
+    model, dataset = load_model(run.kept_model), run.config.source().split("test")
     results = compute_maps(model, choose_subjects(dataset, ["0", "5"]), CPU)
     figure = maps_figure(results, model.config.class_names)
     titles = [axes.get_title() for axes in figure.axes]

@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
-def run(args: argparse.Namespace) -> int:
+def execute(args: argparse.Namespace) -> int:
     layout, folder = resolve_layout(args.root, args.layout)
     check_sources(layout, args.images, args.boxes)
     # trainval is train and val together.

@@ -22,17 +22,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import torch
-
 from ..data import DataSource
+from ..devices import AMP_DTYPES
 from ..distributed import end_processes, is_first, on_first, start_processes
 from ..evaluation import EvaluationSettings, Predictor, Strategy, evaluate, summary, write_results
 from ..evaluation.protocols import PROTOCOLS
 from ..evaluation.writing import METRICS_FILE
 from ..files import make_folder
 from ..models import load_model
-
-AMP = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,13 +52,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=int, default=64, help="images per process (64)")
     parser.add_argument("--workers", type=int, help="loading processes (by the cores)")
     parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (cuda if there is one)")
-    parser.add_argument("--amp", default="none", choices=list(AMP), help="autocast dtype (none)")
+    parser.add_argument("--amp", default="none", choices=list(AMP_DTYPES), help="autocast dtype (none)")
     parser.add_argument("--out", type=Path, help="folder for results (evaluation/ beside the weights)")
     parser.add_argument("--report", action="store_true", help="also write report.html")
     parser.add_argument("--json", action="store_true", help="print metrics.json instead of the table")
 
 
-def run(args: argparse.Namespace) -> int:
+def execute(args: argparse.Namespace) -> int:
     settings = EvaluationSettings(
         args.protocol,
         args.threshold,
@@ -76,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     device = start_processes(args.device)
     model = load_model(args.checkpoint).to(device)
     strategy.check(model)
-    predictor = Predictor(model, device, strategy, AMP[args.amp], args.checkpoint)
+    predictor = Predictor(model, device, strategy, AMP_DTYPES[args.amp], args.checkpoint)
     source = DataSource(args.data, args.layout, args.images, args.boxes, args.skip_bad_images)
     checkpoint = Path(args.checkpoint)
     out = args.out or (checkpoint if checkpoint.is_dir() else checkpoint.parent) / "evaluation"

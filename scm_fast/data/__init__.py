@@ -5,6 +5,7 @@ loader = build_train_loader(dataset, published_preprocessing(training=True), glo
 for batch in loader: ...                                 # batch.images, batch.labels, batch.indices
 """
 
+from .batches import Batch
 from .cache import DecodedCache
 from .checks import DataProblems
 from .dataset import LocalizationDataset
@@ -13,7 +14,6 @@ from .loading import EvaluationLoader, TrainLoader, build_evaluation_loader, bui
 from .opening import open_dataset
 from .preprocessing import Preprocessing, published_preprocessing
 from .records import Box, Problem, Record
-from .samples import Batch
 from .source import DataSource
 
 __all__ = [

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, field
 
 from .dataset import LocalizationDataset
 from .opening import open_dataset
 
 
+@dataclass
 class DataSource:
     """A data folder, or the built-in set, with the options that say how to read it.
 
@@ -17,18 +19,14 @@ class DataSource:
     The arguments are those of `open_dataset`.
     """
 
-    def __init__(
-        self,
-        root: str | os.PathLike[str],
-        layout: str = "auto",
-        images: str | os.PathLike[str] | None = None,
-        boxes: str | os.PathLike[str] | None = None,
-        skip_bad_images: bool = False,
-    ) -> None:
-        self.root, self.layout = root, layout
-        self.images, self.boxes = images, boxes
-        self.skip_bad_images = skip_bad_images
-        self._splits: dict[str, LocalizationDataset] = {}
+    root: str | os.PathLike[str]
+    layout: str = "auto"
+    images: str | os.PathLike[str] | None = None
+    boxes: str | os.PathLike[str] | None = None
+    skip_bad_images: bool = False
+    _splits: dict[str, LocalizationDataset] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def split(self, name: str) -> LocalizationDataset:
         if name not in self._splits:

@@ -79,7 +79,7 @@ def evaluate(predictor: Predictor, source: DataSource, settings: EvaluationSetti
             protocol = "maxbox"
             if distributed.is_first():
                 logger.warning(
-                    "protocol maxbox instead of heldout: split %s has no boxes", " and ".join(without)
+                    "protocol maxbox instead of heldout: no boxes in split %s", " and ".join(without)
                 )
         else:
             validation = _predict_split(predictor, held_out, source, settings).metrics

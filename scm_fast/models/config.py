@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from ..threshold import Threshold
+from ..threshold import Threshold, threshold_from_json
 
 METHODS = ("scm", "tscam", "cls")
 
@@ -59,9 +59,8 @@ class ModelConfig:
                 f"{path}: unknown entries {', '.join(sorted(unknown))}; known: {', '.join(known)}"
             )
         tuples = {name: tuple(values[name]) for name in ("image_size", "mean", "std") if name in values}
-        if values.get("threshold") is not None:
-            try:
-                values["threshold"] = Threshold.from_json(values["threshold"])
-            except InputError as error:
-                raise InputError(f"{path}: {error}") from None
+        try:
+            values["threshold"] = threshold_from_json(values.get("threshold"))
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
         return cls(**values | tuples)

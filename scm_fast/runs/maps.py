@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 from PIL import Image
 
-from ..data import DataSource, LocalizationDataset
+from ..data import LocalizationDataset
 from ..data.images import load_image
 from ..errors import InputError
 from ..evaluation.boxes import locate, resize_map
@@ -24,7 +24,7 @@ from ..evaluation.predictor import Predictor
 from ..models import LocalizationModel
 from ..overlay import blend
 from ..threshold import threshold_to_use
-from .reading import RunRecord
+from .reading import Run
 
 Box = Sequence[float]  # x0, y0, x1, y1 in pixels of the image
 PANEL = 1.6  # inches, width of a panel
@@ -81,14 +81,12 @@ def choose_subjects(dataset: LocalizationDataset | None, wanted: Sequence[str]) 
 
 
 def images_of_run(
-    record: RunRecord, model: LocalizationModel, wanted: Sequence[str], split: str | None, count: int
+    run: Run, model: LocalizationModel, wanted: Sequence[str], split: str | None, count: int
 ) -> list[Subject]:
     """The files and images of the split (the run's test split) that are `wanted`, or `count` of the split."""
     dataset = None
     if not wanted or not all(Path(word).is_file() for word in wanted):
-        config = record.config
-        source = DataSource(config.data, config.layout, config.images, config.boxes, config.skip_bad_images)
-        dataset = source.split(split or config.test_split)
+        dataset = run.config.source().split(split or run.config.test_split)
         check_classes(model, dataset)
         # The middles of equal parts, so that they are of different classes where the data are in order.
         parts = min(count, len(dataset))

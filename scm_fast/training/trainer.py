@@ -19,23 +19,21 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from .. import distributed
-from ..backends import resolve_backend
-from ..data import Batch, DataSource, LocalizationDataset
-from ..data.sampling import check_global_batch
+from ..data import Batch, DataSource
 from ..evaluation import Predictor, Result, evaluate
 from ..evaluation.pipeline import check_classes
 from ..models.weights import load_strictly
-from ..threshold import Threshold
+from ..threshold import threshold_from_json
+from .building import amp_dtype, build_loader, build_model
+from .checks import check_run, resumes
 from .config import TrainConfig
-from .logs import RunLogs, check_tensorboard
+from .logs import RunLogs
 from .optimization import build_optimizer, build_scheduler
 from .run_folder import RunFolder
-from .setup import amp_dtype, build_loader, build_model
 from .stopping import StopSignal
 from .validation import validation_settings
 
 logger = logging.getLogger("scm_fast")
-FEW_STEPS = 10  # an epoch
 
 
 class Interrupted(Exception):
@@ -52,7 +50,7 @@ class Diverged(Exception):
 
 @dataclass
 class Meter:
-    """Sums over the steps of an epoch, of all distributed."""
+    """Sums over the steps of an epoch, of all processes."""
 
     loss: float = 0.0
     right: float = 0.0
@@ -66,18 +64,24 @@ class Trainer:
     trainer = Trainer(config, device)
     trainer.fit()
 
+    source: the data, if some of it may be open already.
     start_from: weights instead of those that the configuration names.
     """
 
-    def __init__(self, config: TrainConfig, device: torch.device, start_from: Path | None = None) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        device: torch.device,
+        source: DataSource | None = None,
+        start_from: Path | None = None,
+    ) -> None:
         self.config, self.device = config, device
+        self.source = source or config.source()
         assert config.out is not None
         self.folder = RunFolder(config.out)
-        self.resuming = config.resume == "auto" or distributed.restarts() > 0
-        self.source = DataSource(
-            config.data, config.layout, config.images, config.boxes, config.skip_bad_images
-        )
-        self.dataset = self._check()
+        self.resuming = resumes(config)
+        check_run(config, self.source, device)
+        self.dataset = self.source.split(config.train_split)
         self.amp = amp_dtype(config.amp, device)
         torch.manual_seed(config.seed)
         self.model = build_model(config, self.dataset, start_from).to(device)
@@ -103,26 +107,6 @@ class Trainer:
         self._open_folder()
         self.network = self._distributed()
 
-    def _check(self) -> LocalizationDataset:
-        """Find out what is wrong before anything is downloaded or computed; gives the training images."""
-        config = self.config
-        if config.tensorboard:
-            check_tensorboard()
-        if config.method == "scm":
-            resolve_backend(config.calibration.get("backend", config.backend), self.device)
-        distributed.on_first(self.folder.check, config, self.resuming)
-        dataset = self.source.split(config.train_split)
-        check_global_batch(len(dataset), config.global_batch, distributed.world_size())
-        if config.test_split != config.val_split:  # the other one is opened soon enough
-            self.source.split(config.test_split)
-        steps = len(dataset) // config.global_batch
-        if steps < FEW_STEPS and distributed.is_first():
-            logger.warning(
-                "an epoch has %d optimiser steps only: with few images, a smaller --global-batch learns more",
-                steps,
-            )
-        return dataset
-
     # Checkpoints
 
     def _open_folder(self) -> None:
@@ -142,7 +126,7 @@ class Trainer:
         self.loader.load_state_dict(state["loader"])
         self.step, self.validated, self.best = state["step"], state["validated"], state["best"]
         self.meter = Meter(**state["meter"])
-        self.model.config.threshold = Threshold.from_json(state["threshold"]) if state["threshold"] else None
+        self.model.config.threshold = threshold_from_json(state["threshold"])
         if len(state["random"]) == distributed.world_size():  # on another number of them, they start anew
             random = state["random"][distributed.rank()]
             torch.set_rng_state(random["cpu"])
@@ -168,7 +152,7 @@ class Trainer:
             "validated": self.validated,
             "best": self.best,
             "meter": asdict(self.meter),
-            "threshold": threshold.as_json() if threshold else None,
+            "threshold": asdict(threshold) if threshold else None,
         }
         self.logs.flush()
         distributed.on_first(self.folder.save_checkpoint, state, self.model)
@@ -214,7 +198,7 @@ class Trainer:
                 progress.update(batch_images)
 
     def _distributed(self) -> nn.Module:
-        """The model, with DistributedDataParallel around it if there are several distributed."""
+        """The model, with DistributedDataParallel around it if there are several processes."""
         if distributed.world_size() == 1:
             return self.model
         devices = [self.device] if self.device.type == "cuda" else None

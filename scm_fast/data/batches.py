@@ -12,9 +12,9 @@ from torch.utils.data import Dataset
 from ..errors import InputError
 from .cache import DecodedCache
 from .dataset import LocalizationDataset
+from .order import Key
 from .preprocessing import Preprocessing
 from .records import Problem
-from .sampling import Key
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Batch:
         )
 
 
-class Samples(Dataset):
+class PreparedImages(Dataset):
     """(epoch, index) -> (uint8 image, label, index, problems). Runs in the workers.
 
     Bad images do not raise here: an exception that crosses processes loses its plain message.
@@ -100,12 +100,12 @@ class Samples(Dataset):
             generator.set_state(state)
 
 
-def collate(samples: list[tuple[Tensor | None, int, int, list[Problem]]]) -> Batch:
-    good = [sample for sample in samples if sample[0] is not None]
-    images = [image for image, *_ in samples if image is not None]
+def collate(items: list[tuple[Tensor | None, int, int, list[Problem]]]) -> Batch:
+    good = [item for item in items if item[0] is not None]
+    images = [image for image, *_ in items if image is not None]
     return Batch(
         torch.stack(images) if images else torch.empty(0),
         torch.tensor([label for _, label, _, _ in good], dtype=torch.int64),
         torch.tensor([index for _, _, index, _ in good], dtype=torch.int64),
-        problems=[problem for sample in samples for problem in sample[3]],
+        problems=[problem for item in items for problem in item[3]],
     )

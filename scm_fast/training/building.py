@@ -7,10 +7,9 @@ from pathlib import Path
 import torch
 
 from ..data import DecodedCache, LocalizationDataset, TrainLoader, build_train_loader, published_preprocessing
+from ..devices import AMP_DTYPES
 from ..models import LocalizationModel, create_model
 from .config import TrainConfig
-
-AMP_DTYPES = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def amp_dtype(name: str, device: torch.device) -> torch.dtype | None:
