@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,9 @@ from test_boxes import literal_uint8
 import scm_fast
 from scm_fast.cli import evaluate as command
 from scm_fast.cli.program import Parser
-from scm_fast.evaluation import read_masks, writing
+from scm_fast.data import DataSource
+from scm_fast.evaluation import EvaluationSettings, read_masks, write_results
+from scm_fast.evaluation import evaluate as run_evaluation
 from scm_fast.evaluation.boxes import box_iou, scale_to_evaluation
 from scm_fast.evaluation.predictor import Predictor
 from scm_fast.models import LocalizationModel
@@ -70,7 +73,7 @@ def checkpoint(tmp_path_factory):
 
 
 def evaluate(*arguments, processes=None):
-    """Run evaluate.py as a user would. One image a batch: rounding in the network depends on the batch."""
+    """Run evaluate.py as a user would. One image per batch: rounding in the network depends on the batch."""
     launch = [] if processes is None else ["-m", "torch.distributed.run", f"--nproc-per-node={processes}"]
     if launch:
         launch += ["--master-port=0", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
@@ -288,13 +291,13 @@ def test_metrics_are_there_only_when_everything_else_is(in_process, data, checkp
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         *("metrics.json", "predictions.coco.json", "predictions.csv", "report.html")
     ]
-    for name in ("write_coco", "write_report", "metrics_content"):
+    for name in ("results.write_coco", "report.write_report", "results.metrics_content"):
 
         def fail(*arguments):
             raise OSError(28, "No space left on device")
 
         with monkeypatch.context() as patch:
-            patch.setattr(writing, name, fail)
+            patch.setattr(f"scm_fast.evaluation.{name}", fail)
             with pytest.raises(OSError, match="No space left"):
                 in_process(*common)
         assert not (tmp_path / "metrics.json").exists(), name
@@ -311,6 +314,33 @@ def test_every_image_goes_through_the_model_once(in_process, data, checkpoint, t
     )
     in_process("--checkpoint", checkpoint, "--data", data, "--report", "--out", tmp_path)
     assert sum(seen) == 7 + 17
+
+
+def test_an_image_passes_few_files_of_the_project(data, checkpoint, tmp_path, monkeypatch):
+    """From an open data set to the written figures: a reader of the code has that many files to open."""
+    monkeypatch.setattr("scm_fast.evaluation.evaluator.available_cores", lambda: 1)
+    package = str(Path(scm_fast.__file__).parent)
+    predictor = Predictor(scm_fast.load_model(checkpoint), torch.device("cpu"))
+    source = DataSource(data)
+    source.split("val"), source.split("test")
+    entered = set()
+
+    def note(frame, event, argument):
+        if event == "call" and frame.f_code.co_filename.startswith(package):
+            entered.add(frame.f_code.co_filename.removeprefix(package))
+
+    before = sys.getprofile(), threading.getprofile()
+    threading.setprofile(note)  # boxes are found in another thread
+    sys.setprofile(note)
+    try:
+        done = run_evaluation(predictor, source, EvaluationSettings(workers=0))
+        write_results(tmp_path, done)
+    finally:
+        sys.setprofile(before[0])
+        threading.setprofile(before[1])
+    assert "/evaluation/sweep.py" in entered
+    assert "/models/backbones.py" in entered
+    assert len(entered) <= 25, sorted(entered)
 
 
 def test_gallery_maps_are_the_same_from_several_processes(alone, data, checkpoint, tmp_path):

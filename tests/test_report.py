@@ -11,9 +11,10 @@ from test_evaluate_cli import CLASSES, make_data
 import scm_fast
 from scm_fast.data import DataSource
 from scm_fast.evaluation import EvaluationSettings, Predictor, evaluate
-from scm_fast.evaluation.breakdown import KINDS
+from scm_fast.evaluation.metrics import KINDS
 from scm_fast.evaluation.report import charts, write_report
-from scm_fast.evaluation.split_result import ImageResult, choose_examples
+from scm_fast.evaluation.report.gallery import choose_examples
+from scm_fast.evaluation.results import ImageResult
 
 
 @pytest.fixture(scope="module")

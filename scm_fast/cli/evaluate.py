@@ -27,7 +27,7 @@ from ..devices import AMP_DTYPES
 from ..distributed import end_processes, is_first, on_first, start_processes
 from ..evaluation import EvaluationSettings, Predictor, Strategy, evaluate, summary, write_results
 from ..evaluation.protocols import PROTOCOLS
-from ..evaluation.writing import METRICS_FILE
+from ..evaluation.results import METRICS_FILE
 from ..files import make_folder
 from ..models import load_model
 

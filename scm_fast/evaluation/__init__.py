@@ -14,8 +14,7 @@ from .pipeline import EvaluationSettings, evaluate
 from .pixels import read_masks
 from .predictor import Predictor, Strategy
 from .protocols import Result
-from .split_result import SplitResult
-from .writing import summary, write_results
+from .results import SplitResult, summary, write_results
 
 __all__ = [
     "EvaluationSettings",

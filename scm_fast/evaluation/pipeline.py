@@ -27,7 +27,8 @@ from .metrics import TOP, SplitMetrics
 from .pixels import read_masks
 from .predictor import Predictor
 from .protocols import PROTOCOLS, check_protocol, result_under
-from .split_result import ImageMaps, SplitResult, choose_examples
+from .report.gallery import choose_examples
+from .results import ImageMaps, SplitResult
 
 logger = logging.getLogger("scm_fast")
 

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 
 from ..errors import InputError
 from ..threshold import Threshold
-from .breakdown import breakdown
-from .metrics import SplitMetrics, percent
+from .metrics import SplitMetrics, kind_shares, percent
 
 # Every metric, in the order of tables, with the name that people know it by.
 METRIC_NAMES = {
@@ -152,5 +151,5 @@ def _with_boxes(
     iou = test.iou(test.boxes_at(threshold)[0])[test.has_boxes]
     metrics["mean_iou"] = Metric(percent(iou), threshold.value)
     ordered = {name: metrics[name] for name in METRIC_NAMES if name in metrics}
-    errors = breakdown(test.error_kinds(threshold))
+    errors = kind_shares(test.error_kinds(threshold))
     return Result(protocol, threshold, choice, ordered, errors, test.baselines())

@@ -15,6 +15,21 @@ from numpy.typing import NDArray
 from .. import distributed
 
 
+@dataclass(frozen=True)
+class Cuts:
+    """Where the maps of all images are cut.
+
+    thresholds: (T,), the global ones that curves are over.
+    levels: (L,), ascending: every level at which boxes are known.
+    size, interpolation: (width, height) that maps are resized to before, and how.
+    """
+
+    thresholds: NDArray[np.float64]
+    levels: NDArray[np.integer]
+    size: tuple[int, int]
+    interpolation: str
+
+
 @dataclass
 class EvaluationTable:
     """Columns over N images and L levels. M is the number of ground-truth boxes, P of images with masks."""

@@ -8,7 +8,7 @@ from typing import Any
 import jinja2
 
 from ..protocols import METRIC_NAMES
-from ..split_result import SplitResult
+from ..results import SplitResult
 from . import charts
 from .gallery import build_gallery
 from .published import ROWS, PublishedRow

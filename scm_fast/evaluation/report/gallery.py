@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from ...overlay import blend
 from ..boxes import resize_map
-from ..split_result import ImageResult, SplitResult, choose_examples
+from ..metrics import KINDS
+from ..results import ImageResult, SplitResult
 
 PANEL = 168  # pixels, width and height of a panel
 EMPTY = 235  # grey, of a map that the model does not have
@@ -27,6 +28,31 @@ class Case:
     image: ImageResult
     ranks: tuple[str, ...]  # of best, median, worst; none for an example of its error kind
     strip: str  # data URI
+
+
+def choose_examples(
+    images: list[ImageResult], count: int = 12, per_kind: int = 6
+) -> dict[int, tuple[str, ...]]:
+    """Positions in `images` with their ranks: best, median and worst IoU, and some more of each error kind."""
+    judged = {position: row.iou for position, row in enumerate(images) if row.iou is not None}
+    order = sorted(judged, key=lambda position: -judged[position])
+    middle = max(0, (len(order) - count) // 2)
+    chosen: dict[int, tuple[str, ...]] = {}
+    for rank, part in (
+        ("best", order[:count]),
+        ("median", order[middle : middle + count]),
+        ("worst", order[-count:]),
+    ):
+        for position in part:
+            chosen[position] = (*chosen.get(position, ()), rank)
+    for kind in KINDS:
+        of_kind = [position for position in order if images[position].error == kind]
+        # Spread over the range of IoU rather than the first ones.
+        for place in np.linspace(0, len(of_kind) - 1, min(per_kind, len(of_kind))).astype(int).tolist():
+            chosen.setdefault(of_kind[place], ())
+    if not judged:  # no ground truth: whatever comes first
+        chosen = dict.fromkeys(range(min(count, len(images))), ())
+    return chosen
 
 
 def build_gallery(done: SplitResult) -> list[Case]:
