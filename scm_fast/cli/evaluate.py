@@ -10,8 +10,8 @@ Boxes depend on the threshold that cuts an activation map, and figures on how it
 
   heldout    (default) chosen on the validation split, applied to the test split
   fixed      --threshold T
-  maxbox     the best one for the test split: MaxBoxAcc, MaxBoxAccV2
-  published  as the SCM paper's code did: each metric its own best on the test split
+  maxbox     the best one for the evaluated images: MaxBoxAcc, MaxBoxAccV2
+  published  as the SCM paper's code did: each metric its own best on these images
 
 All metrics come from one pass. Results are printed, and written to --out: metrics.json, predictions.csv,
 predictions.coco.json and, with --report, report.html. --json prints what metrics.json has instead of a table.
@@ -26,6 +26,7 @@ from ..data import DataSource
 from ..devices import AMP_DTYPES
 from ..distributed import end_processes, is_first, on_first, start_processes
 from ..evaluation import EvaluationSettings, Predictor, Strategy, evaluate, summary, write_results
+from ..evaluation.predictor import DEFAULT
 from ..evaluation.protocols import PROTOCOLS
 from ..evaluation.results import METRICS_FILE
 from ..files import make_folder
@@ -47,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--protocol", default="heldout", choices=list(PROTOCOLS))
     parser.add_argument("--threshold", type=float, help="in [0, 1), for --protocol fixed")
     parser.add_argument("--step", type=float, default=0.001, help="of the thresholds that are tried (0.001)")
-    parser.add_argument("--strategy", default="F0*S0", help="maps to combine, such as F4*S4 (F0*S0)")
+    parser.add_argument("--strategy", default=DEFAULT, help=f"maps to combine, such as F4*S4 ({DEFAULT})")
     parser.add_argument("--skip-bad-images", action="store_true", help="leave out and list, do not stop")
     parser.add_argument("--batch-size", type=int, default=64, help="images per process (64)")
     parser.add_argument("--workers", type=int, help="loading processes (by the cores)")
