@@ -15,6 +15,8 @@ from .errors import InputError
 
 def start_processes(device: str) -> torch.device:
     """Join the other processes if torchrun started this one; gives the device of this process."""
+    if "LOCAL_RANK" in os.environ and device.startswith("cuda:"):
+        _refuse_one_gpu_for_all(device)
     device = str(resolve_device(None if device == "auto" else device))
     if "LOCAL_RANK" not in os.environ:
         return torch.device(device)
@@ -35,6 +37,15 @@ def start_processes(device: str) -> torch.device:
     store = dist.PrefixStore(f"attempt {restarts()}", store)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world)
     return torch.device(device)
+
+
+def _refuse_one_gpu_for_all(device: str) -> None:
+    count = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if count > 1:
+        raise InputError(
+            f"--device {device}: {count} processes of this machine would share one GPU. Give --device cuda, and "
+            "each takes its own; CUDA_VISIBLE_DEVICES=2,3 chooses among them"
+        )
 
 
 def end_processes() -> None:

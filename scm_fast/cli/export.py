@@ -6,17 +6,13 @@
 The calibration module serves training only and is not in the file. Input: `images`, float32 (B, 3, height,
 width) with any B, squashed to the network's size and normalised with the mean and std that are printed.
 Outputs by name: `logits` (B, C), `attention` (B, h, w) and `semantic` (B, C, h, w); the map of class c is
-attention * semantic[:, c]. The file is run once and compared with the model before the command ends.
+attention * semantic[:, c]. Its outputs are compared with the model's before it is written.
 """
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-
-from ..errors import InputError
-
-MAX_DIFFERENCE = 1e-3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,10 +26,6 @@ def execute(args: argparse.Namespace) -> int:
 
     model = load_model(args.checkpoint)
     difference = export_model(model, args.out)
-    if not difference <= MAX_DIFFERENCE:  # NaN too
-        raise InputError(
-            f"{args.out}: its outputs differ from the model's by {difference:.1e}; do not use it"
-        )
     config = model.config
     print(
         f"{args.out}: {args.out.stat().st_size / 2**20:.1f} MiB, differs from the model by {difference:.1e}"

@@ -66,8 +66,8 @@ class EvaluationSettings:
 def evaluate(predictor: Predictor, source: DataSource, settings: EvaluationSettings) -> SplitResult:
     """The figures of a split. All processes call it together; each evaluates its share and knows the whole.
 
-    Without boxes in one of its two splits `heldout` cannot choose: then it is `maxbox`, with a warning, and
-    the result says so.
+    Without boxes in one of its two splits `heldout` cannot choose. Then it is `maxbox`, which the result says,
+    and a warning if that changes figures: without boxes in the evaluated split there are none to change.
     """
     dataset = source.split(settings.split)
     check_classes(predictor.model, dataset)
@@ -75,15 +75,14 @@ def evaluate(predictor: Predictor, source: DataSource, settings: EvaluationSetti
     if protocol == "heldout":
         held_out = source.split(settings.val_split)
         check_classes(predictor.model, held_out)
-        without = [part.split for part in (held_out, dataset) if not part.records.has_boxes]
-        if without:
-            protocol = "maxbox"
-            if distributed.is_first():
-                logger.warning(
-                    "protocol maxbox instead of heldout: no boxes in split %s", " and ".join(without)
-                )
-        else:
+        if dataset.records.has_boxes and held_out.records.has_boxes:
             validation = _predict_split(predictor, held_out, source, settings).metrics
+        else:
+            protocol = "maxbox"
+            if dataset.records.has_boxes and distributed.is_first():
+                logger.warning(
+                    "protocol maxbox instead of heldout: there are no boxes in split %s", held_out.split
+                )
     maps: dict[int, ImageMaps] | None = {} if settings.report else None
     predicted = _predict_split(predictor, dataset, source, settings, maps)
     result = result_under(protocol, predicted.metrics, validation, settings.threshold)

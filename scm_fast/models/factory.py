@@ -10,9 +10,9 @@ from typing import Any
 from ..calibration import PRESETS, SpatialCalibration
 from ..errors import InputError
 from . import backbones
-from .config import METHODS, ModelConfig
+from .config import METHODS, ModelConfig, make_config
 from .localization_model import LocalizationModel, linear_head, semantic_head
-from .weights import load_pretrained
+from .pretrained import load_pretrained
 
 _CALIBRATION_KEYWORDS = tuple(inspect.signature(SpatialCalibration).parameters)
 
@@ -27,7 +27,6 @@ def create_model(
     image_size: int | Sequence[int] | None = None,
     attention_layers: Sequence[int] | None = None,
     drop_path_rate: float = 0.0,
-    class_names: Sequence[str] | None = None,
     backbone_options: dict[str, Any] | None = None,
     **calibration: Any,
 ) -> LocalizationModel:
@@ -49,7 +48,6 @@ def create_model(
         image_size: pixels, one number or (height, width); the backbone's own if None.
         attention_layers: layers whose CLS attention is averaged, negative from the end; None for all.
         drop_path_rate: stochastic depth of the backbone.
-        class_names: kept with the model, for people who read its predictions.
         backbone_options: further keywords of timm's model, e.g. `{"dynamic_img_size": True}`.
         calibration: keywords of SpatialCalibration that override the preset, e.g. `iterations=6`.
     """
@@ -59,8 +57,6 @@ def create_model(
         raise InputError(f"preset must be one of {', '.join(PRESETS)}, got {preset!r}")
     if not isinstance(num_classes, int) or num_classes < 1:
         raise InputError(f"num_classes must be a positive integer, got {num_classes!r}")
-    if class_names is not None and len(class_names) != num_classes:
-        raise InputError(f"class_names must have {num_classes} entries, one a class, got {len(class_names)}")
     if unknown := calibration.keys() - set(_CALIBRATION_KEYWORDS):
         raise InputError(
             f"unknown arguments {', '.join(sorted(unknown))}; those of the calibration are "
@@ -86,19 +82,20 @@ def create_model(
         backbones.check_whole_patches(network, "image_size is", size[0], size[1])
     backbones.cover_backbone(network, attention_layers, row_in_training=method == "scm")
     mean, std = backbones.channel_statistics(network)
-    config = ModelConfig(
-        backbone=backbone,
-        num_classes=num_classes,
-        method=method,
-        preset=preset,
-        image_size=(size[0], size[1]) if size else backbones.default_image_size(network),
-        mean=mean,
-        std=std,
-        attention_layers=attention_layers and list(attention_layers),
-        drop_path_rate=drop_path_rate,
-        backbone_options=dict(backbone_options or {}),
-        calibration=calibration,
-        class_names=class_names and list(class_names),
+    config = make_config(
+        {
+            "backbone": backbone,
+            "num_classes": num_classes,
+            "method": method,
+            "preset": preset,
+            "image_size": tuple(size) if size else backbones.default_image_size(network),
+            "mean": mean,
+            "std": std,
+            "attention_layers": attention_layers and list(attention_layers),
+            "drop_path_rate": drop_path_rate,
+            "backbone_options": dict(backbone_options or {}),
+            "calibration": calibration,
+        }
     )
     model = LocalizationModel(
         config,
@@ -125,10 +122,8 @@ def model_from_config(config: ModelConfig) -> LocalizationModel:
         image_size=config.image_size,
         attention_layers=config.attention_layers,
         drop_path_rate=config.drop_path_rate,
-        class_names=config.class_names,
         backbone_options=config.backbone_options,
         **config.calibration,
     )
-    model.config.mean, model.config.std = config.mean, config.std
-    model.config.threshold = config.threshold
+    model.config = config
     return model

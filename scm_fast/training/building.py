@@ -25,7 +25,7 @@ def build_model(
 ) -> LocalizationModel:
     calibration = {"backend": config.backend, **config.calibration} if config.method == "scm" else {}
     assert config.drop_path_rate is not None
-    return create_model(
+    model = create_model(
         config.backbone,
         dataset.num_classes,
         config.method,
@@ -34,10 +34,11 @@ def build_model(
         image_size=config.image_size,
         attention_layers=config.attention_layers,
         drop_path_rate=config.drop_path_rate,
-        class_names=dataset.class_names,
         backbone_options=config.backbone_options,
         **calibration,
     )
+    model.config.class_names = list(dataset.class_names)
+    return model
 
 
 def build_loader(

@@ -19,6 +19,7 @@ from ..errors import InputError
 from .config import CHOICES, OPTIONS, TrainConfig, make_config
 
 RECIPES = Path(str(resources.files("scm_fast.configs")))
+WIDEST = 60  # characters of choices beside an option's name
 BUILTIN = "builtin"  # the recipe of the built-in set
 # The parts of the configuration, by their first option.
 PARTS = {
@@ -98,15 +99,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     for name, f in OPTIONS.items():
         if name in PARTS:
             part = parser.add_argument_group(PARTS[name])
-        choices = CHOICES[name]() if name in CHOICES else ()
+        choices = "|".join(CHOICES[name]()) if name in CHOICES else ""
+        fits = len(choices) < WIDEST
+        explained = f.metadata["help"] if fits else f"{f.metadata['help']}: {choices.replace('|', ', ')}"
         default = {} if f.default is dataclasses.MISSING else f.default
-        shown = yaml.safe_dump(default, default_flow_style=True).splitlines()[0]
+        shown = default if isinstance(default, str) else yaml.safe_dump(default, default_flow_style=True)
         flag = {"nargs": "?", "const": "true"} if isinstance(default, bool) else {}
         part.add_argument(
             f"--{name.replace('_', '-')}",
             default=argparse.SUPPRESS,
-            metavar="|".join(choices) or "VALUE",
-            help=f"{f.metadata['help']} ({shown})".replace("%", "%%"),
+            metavar=choices if choices and fits else "VALUE",
+            help=f"{explained} ({shown.splitlines()[0]})".replace("%", "%%"),
             **flag,  # type: ignore[arg-type]
         )
 
