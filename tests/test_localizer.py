@@ -290,7 +290,9 @@ def test_exported_program_runs_without_the_package(checkpoint, tmp_path, capsys)
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    expected = load_model(checkpoint)(images)._asdict()
+    expected = {
+        name: value for name, value in load_model(checkpoint)(images)._asdict().items() if name != "tokens"
+    }
     torch.testing.assert_close(torch.load(tmp_path / "out.pt"), expected, atol=1e-5, rtol=1e-4)
 
 
@@ -325,7 +327,7 @@ def test_onnx_equals_the_model_for_any_batch(tmp_path, backbone, method):
     for batch in (1, 5):
         images = torch.randn(batch, 3, 64, 64)
         outputs = session.run(None, {"images": images.numpy()})
-        expected = [t for t in model.for_inference()(images) if t is not None]
+        expected = [t for t in model.for_inference()(images)[:3] if t is not None]
         for ours, theirs in zip(outputs, expected, strict=True):
             torch.testing.assert_close(torch.from_numpy(ours), theirs, atol=1e-5, rtol=1e-4)
 

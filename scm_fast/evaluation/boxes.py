@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import InputError
-from ..threshold import INTERPOLATIONS, Threshold
+from ..threshold import INTERPOLATIONS, Threshold, to_uint8
 
 EVALUATION_SIZE = (224, 224)
 _OPENCV = {"cubic": cv2.INTER_CUBIC, "linear": cv2.INTER_LINEAR}
@@ -27,10 +27,20 @@ class Located(NamedTuple):
     scores: NDArray[np.float64]  # the map at the evaluation size, in [0, 1]
     box: tuple[float, float, float, float]  # in pixels of the original image
 
+    @property
+    def is_blank(self) -> bool:
+        """Whether the map says nothing: it is constant, or not of finite numbers."""
+        return not self.scores.any()
+
 
 def locate(activation: ArrayLike, threshold: Threshold, image_size: tuple[int, int]) -> Located:
-    """The box that `threshold` cuts out of an (h, w) map of an image of `image_size` (width, height)."""
+    """The box that `threshold` cuts out of an (h, w) map of an image of `image_size` (width, height).
+
+    A map that says nothing gives the whole image.
+    """
     scores = resize_map(activation, interpolation=threshold.interpolation)
+    if not scores.any():
+        return Located(scores, (0.0, 0.0, float(image_size[0]), float(image_size[1])))
     box = largest_box(to_uint8(scores), threshold.level(scores))
     return Located(scores, tuple(scale_to_image(box, image_size).tolist()))
 
@@ -61,11 +71,6 @@ def resize_map(
     if scores.min() == scores.max():
         return np.zeros(size[::-1])
     return normalize_map(cv2.resize(scores, size, interpolation=_OPENCV[interpolation]))
-
-
-def to_uint8(scores: NDArray) -> NDArray[np.uint8]:
-    """A map in [0, 1] to whole levels 0 ... 255, cut and not rounded."""
-    return (scores * 255).astype(np.uint8)
 
 
 def thresholds(step: float) -> NDArray[np.float64]:
