@@ -49,8 +49,9 @@ def normalize_map(scores: NDArray) -> NDArray[np.float64]:
     """Min-max to [0, 1]; a constant map, or one with a value that is not finite, becomes zeros."""
     low, high = scores.min(), scores.max()
     # NaN and infinity both end up in the range, and one comparison refuses them and the constant map.
-    if not 0 < high - low < np.inf:
-        return np.zeros(scores.shape)
+    with np.errstate(invalid="ignore"):
+        if not 0 < high - low < np.inf:
+            return np.zeros(scores.shape)
     shifted = scores - low
     return shifted / shifted.max()
 
