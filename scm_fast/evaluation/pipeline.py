@@ -69,8 +69,8 @@ class EvaluationSettings:
 def evaluate(predictor: Predictor, source: DataSource, settings: EvaluationSettings) -> SplitResult:
     """The figures of a split. All processes call it together; each evaluates its share and knows the whole.
 
-    Without boxes in the validation split `heldout` cannot choose. Then it is `unboxed`, which the result says,
-    and a warning. Without such a split the evaluated images choose.
+    Without boxes in the validation split `heldout` cannot choose. Then it is `unboxed`, which the result says, and
+    a warning if there are figures that it changes. Without such a split the evaluated images choose.
     """
     dataset = source.split(settings.split)
     check_classes(predictor.model, dataset)
@@ -79,7 +79,10 @@ def evaluate(predictor: Predictor, source: DataSource, settings: EvaluationSetti
         held_out = _held_out(predictor, source, settings)
         if protocol == "heldout" and not (held_out and held_out.records.has_boxes):
             protocol = "unboxed"
-            _warn(f"protocol unboxed instead of heldout: there are no boxes in split {settings.val_split}")
+            if dataset.records.has_boxes:
+                _warn(
+                    f"protocol unboxed instead of heldout: there are no boxes in split {settings.val_split}"
+                )
     validation = None
     if held_out is not None and held_out is not dataset:
         validation = _predict_split(predictor, held_out, source, settings).metrics
