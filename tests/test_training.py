@@ -462,7 +462,7 @@ class TestTrainer:
         load_model(tmp_path / "other" / "last")
 
     def test_progress_bar(self, tmp_path, cub, monkeypatch):
-        """On a terminal: loss, images a second and the time that is left."""
+        """On a terminal: loss, images per second and the time that is left."""
         pty, fcntl, termios = (pytest.importorskip(name) for name in ("pty", "fcntl", "termios"))
         screen, terminal = pty.openpty()
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 140, 0, 0))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..calibration import SpatialCalibration
 from ..errors import InputError
 from . import backbones
-from .backbones import Backbone
+from .architectures import Backbone
 from .config import ModelConfig
 
 

@@ -16,7 +16,7 @@ COUNT = 6  # images, if none are named
 
 
 def comparison_maps(runs: Sequence[Run], wanted: Sequence[str], device: torch.device) -> Figure:
-    """A column an image: the image, and below it for each run its map with the box (red; the true one is green).
+    """A column per image: the image, and below it for each run its map with the box (red; the true one is green).
 
     wanted: image files, or images of the first run's test split by number or name; none for some of the split.
     """

@@ -134,7 +134,7 @@ def compute_maps(
 
 
 def maps_figure(results: Sequence[BlockMaps], class_names: Sequence[str]) -> Figure:
-    """Two rows an image: image, S^0 ... S^L and the box; what it is, F^0 ... F^L and the map of the box."""
+    """Two rows per image: image, S^0 ... S^L and the box; what it is, F^0 ... F^L and the map of the box."""
     blocks = len(results[0].attention)
     sizes = [result.subject.image.size for result in results]
     heights = [PANEL * height / width + TITLE for width, height in sizes for _ in range(2)]

@@ -2,7 +2,7 @@
 
     <split>/image_ids.txt      path
     <split>/class_labels.txt   path,label           (0-based)
-    <split>/localization.txt   path,x0,y0,x1,y1     one line a box; or with masks: path,mask,ignore
+    <split>/localization.txt   path,x0,y0,x1,y1     one line per box; or with masks: path,mask,ignore
     <split>/image_sizes.txt    path,width,height
 
 Splits are `train` (needs no localization.txt), `val` (held out, e.g. CUBV2) and `test`. Images and masks
