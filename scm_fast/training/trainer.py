@@ -8,7 +8,7 @@ import logging
 import math
 import signal
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,34 +26,13 @@ from .building import amp_dtype, build_loader, build_model
 from .checks import check_run, resumes
 from .config import TrainConfig
 from .logs import RunLogs
+from .meter import Meter
 from .optimization import build_optimizer, build_scheduler
 from .run_folder import RunFolder
-from .stopping import StopSignal
+from .stopping import Diverged, Interrupted, StopSignal
 from .validation import SplitEvaluation, make_predictor
 
 logger = logging.getLogger("scm_fast")
-
-
-class Interrupted(Exception):
-    """A signal stopped the run, after a checkpoint."""
-
-    def __init__(self, message: str, number: int) -> None:
-        super().__init__(message)
-        self.number = number
-
-
-class Diverged(Exception):
-    """Loss or gradient is no longer a number."""
-
-
-@dataclass
-class Meter:
-    """Sums over the steps of an epoch, of all distributed."""
-
-    loss: float = 0.0
-    right: float = 0.0
-    images: int = 0
-    seconds: float = 0.0
 
 
 class Trainer:
@@ -289,14 +268,12 @@ class Trainer:
             self._interrupt()
 
     def _log_epoch(self, result: Result) -> None:
-        meter, values = self.meter, {name: metric.value for name, metric in result.metrics.items()}
+        values = {name: metric.value for name, metric in result.metrics.items()}
         row: dict[str, Any] = {
             "epoch": self.validated,
             "steps": self.step,
             "lr": self.scheduler.get_last_lr()[0],
-            "train_loss": meter.loss / meter.images,
-            "train_top1": 100 * meter.right / meter.images,
-            "images_per_second": meter.images / max(meter.seconds, 1e-9),
+            **self.meter.figures(),
             "threshold": result.threshold,
             **values,
         }
