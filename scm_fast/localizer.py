@@ -23,7 +23,7 @@ from PIL import Image
 from torch import Tensor
 
 from .data.images import IMAGE_SUFFIXES, image_size, load_image, to_rgb
-from .data.transforms import Recipe
+from .data.preprocessing import Preprocessing
 from .devices import resolve_device
 from .errors import InputError
 from .evaluation.boxes import EVALUATION_SIZE, largest_box, resize_map, scale_to_image, to_uint8
@@ -106,7 +106,7 @@ class Localizer:
         self.threshold = threshold
         self.top_k = min(top_k, config.num_classes)
         self.class_names = list(config.class_names or (str(index) for index in range(config.num_classes)))
-        self.recipe = Recipe(config.image_size, None, config.mean, config.std)
+        self.preprocessing = Preprocessing(config.image_size, None, config.mean, config.std)
 
     @classmethod
     def from_checkpoint(
@@ -152,16 +152,16 @@ class Localizer:
     def _load(self, index: int, image: ImageLike) -> _Loaded | Failure:
         if isinstance(image, (str, os.PathLike)):
             name = os.fspath(image)
-            height, width = self.recipe.size
+            height, width = self.preprocessing.size
             try:
                 picture = load_image(image, target_size=(width, height))
-                return _Loaded(name, image_size(image), self.recipe.prepare(picture))
+                return _Loaded(name, image_size(image), self.preprocessing.prepare(picture))
             except InputError as error:
                 return Failure(name, str(error))
         name = f"image {index}"
         try:
             picture = to_rgb(image) if isinstance(image, Image.Image) else from_array(image)
-            return _Loaded(name, picture.size, self.recipe.prepare(picture))
+            return _Loaded(name, picture.size, self.preprocessing.prepare(picture))
         except InputError as error:
             return Failure(name, f"{name}: {error}")
 
@@ -171,7 +171,7 @@ class Localizer:
         predictions: Iterator[Prediction] = iter(())
         if readable:
             pixels = torch.stack([item.pixels for item in readable]).to(self.device)
-            localization = self.model(self.recipe.normalize(pixels))
+            localization = self.model(self.preprocessing.normalize(pixels))
             scores, classes = localization.logits.softmax(1).topk(self.top_k)
             maps = localization.activation_map(classes[:, 0])
             predictions = map(self._describe, readable, scores.tolist(), classes.tolist(), maps.cpu().numpy())

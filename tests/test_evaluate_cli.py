@@ -15,10 +15,10 @@ from test_boxes import literal_uint8
 
 import scm_fast
 from scm_fast.cli import evaluate as command
-from scm_fast.cli.running import Parser
+from scm_fast.cli.program import Parser
 from scm_fast.evaluation import read_masks
 from scm_fast.evaluation.boxes import box_iou, scale_to_evaluation
-from scm_fast.evaluation.runner import evaluation_recipe
+from scm_fast.evaluation.runner import evaluation_preprocessing
 
 ROOT = Path(__file__).parents[1]
 CLASSES = ("disc", "ring", "square")
@@ -187,7 +187,7 @@ def in_process(capsys):
     def run(*arguments):
         parser = Parser("scm-fast evaluate", None)
         command.add_arguments(parser)
-        command.run(parser.parse_args(["--workers=0", *map(str, arguments)]))
+        command.execute(parser.parse_args(["--workers=0", *map(str, arguments)]))
         return capsys.readouterr().out
 
     return run
@@ -261,10 +261,10 @@ def test_masks_give_pxap(in_process, checkpoint, tmp_path):
     value = read(tmp_path / "out")[0]["metrics"]["px_ap"]["value"]
 
     model = scm_fast.load_model(checkpoint)
-    recipe = evaluation_recipe(model)
+    preprocessing = evaluation_preprocessing(model)
     scores, truth = [], []
     for number, name in enumerate(names):
-        batch = recipe.normalize(recipe.prepare(Image.open(root / f"{name}.png"))[None])
+        batch = preprocessing.normalize(preprocessing.prepare(Image.open(root / f"{name}.png"))[None])
         with torch.no_grad():
             activation = model(batch).activation_map(torch.tensor([number % 3]))[0]
         resized, _ = literal_uint8(activation.numpy())

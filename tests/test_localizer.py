@@ -31,7 +31,8 @@ def checkpoint(tmp_path_factory):
 
     With zeroed blocks a token is its patch's mean colour, so a red square is class 0, and its box is known.
     """
-    model = create_model("deit_tiny_patch16_224", 3, class_names=NAMES, backbone_options=SMALL | {"depth": 1})
+    model = create_model("deit_tiny_patch16_224", 3, backbone_options=SMALL | {"depth": 1})
+    model.config.class_names = NAMES
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
@@ -266,6 +267,22 @@ def test_exported_program_runs_without_the_package(checkpoint, tmp_path, capsys)
     assert done.returncode == 0, done.stderr
     expected = load_model(checkpoint)(images)._asdict()
     torch.testing.assert_close(torch.load(tmp_path / "out.pt"), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_export_to_a_full_disk(checkpoint, tmp_path):
+    """One line, and the file that was there is as it was."""
+    path = tmp_path / "model.pt2"
+    path.write_bytes(b"the old one")
+    code = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)); "
+        "from scm_fast.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", code, "export", "--checkpoint", str(checkpoint), "--out", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr == f"scm-fast export: error: {path}: could not be written (File too large)\n"
+    assert path.read_bytes() == b"the old one"
+    assert os.listdir(tmp_path) == ["model.pt2"]
 
 
 @pytest.mark.parametrize("method", ["scm", "cls"])

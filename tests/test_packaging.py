@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import scm_fast
-from scm_fast.training.config import recipe_names
+from scm_fast.training.recipes import recipe_names
 
 ROOT = Path(__file__).parents[1]
 

@@ -15,7 +15,7 @@ from scm_fast.evaluation.breakdown import KINDS
 from scm_fast.evaluation.output import Prediction, predictions
 from scm_fast.evaluation.report import charts, write_report
 from scm_fast.evaluation.report.gallery import choose
-from scm_fast.evaluation.runner import Predictor, evaluate_split, evaluation_recipe
+from scm_fast.evaluation.runner import Predictor, evaluate_split, evaluation_preprocessing
 from scm_fast.evaluation.strategy import DEFAULT, Strategy
 
 ABOUT = {
@@ -39,7 +39,7 @@ def evaluated(tmp_path_factory):
     ).eval()
     predictor = Predictor(model, torch.device("cpu"), Strategy.parse(DEFAULT))
     dataset = open_dataset(folder / "data", "test")
-    loader = build_evaluation_loader(dataset, evaluation_recipe(model), batch_size=16, workers=0)
+    loader = build_evaluation_loader(dataset, evaluation_preprocessing(model), batch_size=16, workers=0)
     run = evaluate_split(predictor, dataset, loader, Evaluator(step=0.01))
     result = protocols.maxbox(run.evaluation)
     path = folder / "report.html"

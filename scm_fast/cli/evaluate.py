@@ -23,17 +23,16 @@ import argparse
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from ..data import build_evaluation_loader, open_dataset
+from ..distributed import end_processes, is_first, on_first, start_processes
 from ..errors import InputError
 from ..evaluation import Evaluator, output, protocols
 from ..evaluation.report import write_report
-from ..evaluation.runner import Predictor, Run, evaluate_split, evaluation_recipe
+from ..evaluation.runner import Predictor, Run, evaluate_split, evaluation_preprocessing
 from ..evaluation.strategy import DEFAULT, Strategy
 from ..files import make_folder
 from ..models import load_model
-from ..training.processes import is_first, on_first, start_processes
 
 AMP = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -86,7 +85,7 @@ def evaluate(args: argparse.Namespace, predictor: Predictor, split: str) -> Run:
         raise InputError(f"{args.data}, split {split}: {protocols.HELDOUT_NEEDS_BOXES}")
     loader = build_evaluation_loader(
         dataset,
-        evaluation_recipe(predictor.model),
+        evaluation_preprocessing(predictor.model),
         batch_size=args.batch_size,
         workers=args.workers,
         device=predictor.device,
@@ -98,7 +97,7 @@ def evaluate(args: argparse.Namespace, predictor: Predictor, split: str) -> Run:
     return evaluate_split(predictor, dataset, loader, evaluator)
 
 
-def run(args: argparse.Namespace) -> int:
+def execute(args: argparse.Namespace) -> int:
     check_arguments(args)
     device = start_processes(args.device)
     model = load_model(args.checkpoint).to(device)
@@ -124,6 +123,5 @@ def run(args: argparse.Namespace) -> int:
         if args.report:
             write_report(out / "report.html", result, test, predictor, about)
         print((out / "metrics.json").read_text() if args.json else output.summary(result, test, out))
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    end_processes()
     return 0

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", help="e.g. cuda, cuda:1, cpu (default: cuda if there is one)")
 
 
-def run(args: argparse.Namespace) -> int:
+def execute(args: argparse.Namespace) -> int:
     from ..formats import FORMATS
     from ..localizer import Failure, Localizer, image_files
     from ..overlay import save_overlay

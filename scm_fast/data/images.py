@@ -69,8 +69,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "RGB":
         return image
     if image.mode.startswith("I"):  # I;16, I;16B, and I, in which older Pillow opens 16-bit files
-        samples = np.clip(np.asarray(image).astype(np.int64), 0, 65535) >> 8
-        return Image.fromarray(samples.astype(np.uint8)).convert("RGB")
+        levels = np.clip(np.asarray(image).astype(np.int64), 0, 65535) >> 8
+        return Image.fromarray(levels.astype(np.uint8)).convert("RGB")
     if image.mode == "F":
         raise InputError("a floating-point image has no defined white: save it as 8 or 16 bit")
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
-import torch.distributed as dist
 from numpy.typing import NDArray
+
+from .. import distributed
 
 
 @dataclass
@@ -74,8 +75,4 @@ def _ragged_rows(start: NDArray, count: NDArray, rows: NDArray) -> NDArray[np.in
 
 def gather(records: Records) -> Records:
     """The records of all processes, the same on each; an image that several processes saw counts once."""
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-        return records.unique()
-    parts: list[Records | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(parts, records)
-    return Records.concatenate([part for part in parts if part is not None]).unique()
+    return Records.concatenate(distributed.gather(records)).unique()

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from tqdm import tqdm
 
-from ..data import EvaluationLoader, LocalizationDataset, Problem, Recipe
+from .. import distributed
+from ..data import EvaluationLoader, LocalizationDataset, Preprocessing, Problem
 from ..errors import InputError
 from ..models import Localization, LocalizationModel
 from .evaluation import Evaluation
@@ -52,12 +52,12 @@ class Predictor:
         return localization, self.strategy.maps(self.model, localization, classes)
 
 
-def evaluation_recipe(model: LocalizationModel) -> Recipe:
+def evaluation_preprocessing(model: LocalizationModel) -> Preprocessing:
     """Images squashed to the size that the model takes, normalised as its backbone was trained."""
     config = model.config
     height, width = config.image_size
     mean, std = tuple(config.mean), tuple(config.std)
-    return Recipe((height, width), None, mean, std)  # type: ignore[arg-type]  # three channels each
+    return Preprocessing((height, width), None, mean, std)  # type: ignore[arg-type]  # three channels each
 
 
 def check_classes(model: LocalizationModel, dataset: LocalizationDataset) -> None:
@@ -72,12 +72,15 @@ def evaluate_split(
 ) -> Run:
     """Evaluate this process's share and merge; every process returns the figures of the whole split."""
     check_classes(predictor.model, dataset)
-    world = dist.get_world_size() if dist.is_initialized() else 1
-    rank = dist.get_rank() if dist.is_initialized() else 0
+    world = distributed.world_size()
     begin = time.perf_counter()
     # Shares differ by one image at most, so this process's progress is that of all.
     with tqdm(
-        total=len(dataset), desc=dataset.split, unit=" images", disable=True if rank else None, leave=False
+        total=len(dataset),
+        desc=dataset.split,
+        unit=" images",
+        disable=None if distributed.is_first() else True,
+        leave=False,
     ) as progress:
         for batch in loader:
 
@@ -103,13 +106,10 @@ def evaluate_split(
             )
             progress.update(min(len(indices) * world, len(dataset) - progress.n))
         evaluation = evaluator.compute()
-    left_out = [*dataset.left_out, *_from_all_processes(list(loader.left_out.values()))]
+    left_out = [*dataset.left_out, *_gather_problems(list(loader.left_out.values()))]
     return Run(dataset, evaluation, left_out, time.perf_counter() - begin)
 
 
-def _from_all_processes(problems: list[Problem]) -> list[Problem]:
-    if not dist.is_initialized():
-        return problems
-    parts: list[list[Problem]] = [[] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(parts, problems)
-    return sorted((problem for part in parts for problem in part), key=str)
+def _gather_problems(problems: list[Problem]) -> list[Problem]:
+    """Those of all processes."""
+    return sorted((problem for part in distributed.gather(problems) for problem in part), key=str)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..errors import InputError
 from ..spatial_calibration import SpatialCalibration
 from . import backbones
-from .backbones import Backbone
+from .architectures import Backbone
 from .config import ModelConfig
 
 

@@ -10,14 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..training.config import FIELDS
-from .reading import RunRecord
+from ..training.config import OPTIONS
+from .reading import Run
 
-# Fields that tell a run from its repetition: the seed, and what has no influence on the result.
-REPETITION = {"seed"}
-NO_INFLUENCE = {
-    *("out", "resume", "workers", "cache", "cache_gigabytes", "checkpoint_steps", "tensorboard", "report"),
-}
+COMPARED = [name for name, option in OPTIONS.items() if option.metadata["compare"]]
 METRICS = ("top1_cls", "top1_loc", "gt_known", "max_box_acc_v2")
 
 
@@ -45,7 +41,7 @@ class Group:
     """Runs of one configuration, in the order in which they were given."""
 
     name: str
-    runs: list[RunRecord]
+    runs: list[Run]
 
     @property
     def config(self) -> Any:
@@ -89,13 +85,12 @@ def _test_value(evaluation: dict[str, Any], name: str) -> float | None:
     return evaluation.get("metrics", {}).get(name, {}).get("value")
 
 
-def group_runs(runs: Sequence[RunRecord]) -> list[Group]:
+def group_runs(runs: Sequence[Run]) -> list[Group]:
     """Runs that differ in their seed alone together, the others each by itself."""
-    groups: dict[str, list[RunRecord]] = {}
-    ignored = REPETITION | NO_INFLUENCE
+    groups: dict[str, list[Run]] = {}
     for run in runs:
         values = run.config.as_dict()
-        groups.setdefault(repr([values[name] for name in FIELDS if name not in ignored]), []).append(run)
+        groups.setdefault(repr([values[name] for name in COMPARED]), []).append(run)
     names = short_names([run.path for run in runs])
     return [Group(", ".join(names[run.path] for run in members), members) for members in groups.values()]
 
@@ -111,12 +106,12 @@ def short_names(paths: Sequence[Path]) -> dict[Path, str]:
 
 
 def differences(groups: Sequence[Group]) -> dict[str, list[Any]]:
-    """Fields of the configuration that are not the same in all groups, with the value of each."""
+    """Options that are not the same in all groups, with the value of each."""
     values = [group.config.as_dict() for group in groups]
     found = {}
-    for name in FIELDS:
+    for name in COMPARED:
         column = [value[name] for value in values]
-        if name not in REPETITION | NO_INFLUENCE and any(value != column[0] for value in column):
+        if any(value != column[0] for value in column):
             found[name] = column
     return found
 
@@ -126,7 +121,7 @@ def doubts(groups: Sequence[Group]) -> list[str]:
     runs = [run for group in groups for run in group.runs]
     names = short_names([run.path for run in runs])
 
-    def varying(what: str, value: Callable[[RunRecord], Any]) -> list[str]:
+    def varying(what: str, value: Callable[[Run], Any]) -> list[str]:
         users: dict[Any, list[str]] = {}
         for run in runs:
             if (found := value(run)) is not None:

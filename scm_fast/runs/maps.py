@@ -20,11 +20,10 @@ from ..data.images import load_image
 from ..errors import InputError
 from ..evaluation import protocols
 from ..evaluation.boxes import EVALUATION_SIZE, largest_box, resize_map, scale_to_image, to_uint8
-from ..evaluation.runner import check_classes, evaluation_recipe
+from ..evaluation.runner import check_classes, evaluation_preprocessing
 from ..localizer import DEFAULT_THRESHOLD
 from ..models import LocalizationModel
-from ..training.validation import open_split
-from .reading import RunRecord
+from .reading import Run
 
 Box = Sequence[float]  # x0, y0, x1, y1 in pixels of the image
 PANEL = 1.6  # inches, width of a panel
@@ -81,12 +80,12 @@ def choose_subjects(dataset: LocalizationDataset | None, wanted: Sequence[str]) 
 
 
 def images_of_run(
-    record: RunRecord, model: LocalizationModel, wanted: Sequence[str], split: str | None, count: int
+    run: Run, model: LocalizationModel, wanted: Sequence[str], split: str | None, count: int
 ) -> list[Subject]:
     """The files and images of the split (the run's test split) that are `wanted`, or `count` of the split."""
     dataset = None
     if not wanted or not all(Path(word).is_file() for word in wanted):
-        dataset = open_split(record.config, split or record.config.test_split)
+        dataset = run.config.source().split(split or run.config.test_split)
         check_classes(model, dataset)
         # The middles of equal parts, so that they are of different classes where the data are in order.
         parts = min(count, len(dataset))
@@ -99,14 +98,14 @@ def compute_maps(
     model: LocalizationModel, subjects: Sequence[Subject], device: torch.device, protocol: str
 ) -> list[BlockMaps]:
     """protocol: under which the model's threshold was chosen; it says how maps are resized."""
-    recipe = evaluation_recipe(model)
+    preprocessing = evaluation_preprocessing(model)
     model = model.to(device).eval()
     threshold = DEFAULT_THRESHOLD if model.config.threshold is None else model.config.threshold
     interpolation = protocols.settings(protocol).get("interpolation", "cubic")
     results = []
     for subject in subjects:
-        pixels = recipe.prepare(subject.image).unsqueeze(0).to(device)
-        localization = model(recipe.normalize(pixels))
+        pixels = preprocessing.prepare(subject.image).unsqueeze(0).to(device)
+        localization = model(preprocessing.normalize(pixels))
         score, best = localization.logits.softmax(1).max(1)
         label = int(best) if subject.label is None else subject.label
         semantic, attention = [], [localization.attention]
@@ -135,7 +134,7 @@ def compute_maps(
 
 
 def maps_figure(results: Sequence[BlockMaps], class_names: Sequence[str]) -> Figure:
-    """Two rows an image: image, S^0 ... S^L and the box; what it is, F^0 ... F^L and the map of the box."""
+    """Two rows per image: image, S^0 ... S^L and the box; what it is, F^0 ... F^L and the map of the box."""
     blocks = len(results[0].attention)
     sizes = [result.subject.image.size for result in results]
     heights = [PANEL * height / width + TITLE for width, height in sizes for _ in range(2)]

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..errors import InputError
-from ..training.config import TrainConfig, make_config, read_yaml
+from ..training.config import TrainConfig, make_config
+from ..training.recipes import read_yaml
 
 Row: TypeAlias = "dict[str, float | None]"  # None: there was nothing to write, as a threshold without boxes
 
 
 @dataclass(frozen=True)
-class RunRecord:
+class Run:
     """What a run has written so far."""
 
     path: Path
@@ -47,7 +48,7 @@ class RunRecord:
         return [_value(row, name, float("nan")) for row in self.epochs]
 
 
-def read_run(path: str | Path) -> RunRecord:
+def read_run(path: str | Path) -> Run:
     """The run in a folder that train.py wrote, finished or not."""
     path = Path(path)
     if not path.is_dir():
@@ -56,7 +57,7 @@ def read_run(path: str | Path) -> RunRecord:
         raise InputError(f"{path}: not a run folder: train.py would have written config.yaml there")
     config = make_config(read_yaml(path / "config.yaml"), str(path / "config.yaml"))
     metrics = path / "evaluation" / "metrics.json"
-    return RunRecord(
+    return Run(
         path,
         config,
         _read_rows(path / "steps.csv"),

@@ -7,42 +7,35 @@ from pathlib import Path
 
 import torch
 
-from ..data import LocalizationDataset, build_evaluation_loader, open_dataset
+from .. import distributed
+from ..data import DataSource, LocalizationDataset, build_evaluation_loader
 from ..evaluation import Evaluator, Result, output, protocols
 from ..evaluation.report import write_report
-from ..evaluation.runner import Predictor, Run, check_classes, evaluate_split, evaluation_recipe
+from ..evaluation.runner import Predictor, Run, check_classes, evaluate_split, evaluation_preprocessing
 from ..evaluation.strategy import DEFAULT, Strategy
 from ..models import LocalizationModel, load_model
-from . import processes
 from .config import TrainConfig
 
 logger = logging.getLogger("scm_fast")
 BATCH = 64
 
 
-def open_split(config: TrainConfig, split: str) -> LocalizationDataset:
-    return open_dataset(
-        config.data,
-        split,
-        config.layout,
-        images=config.images,
-        boxes=config.boxes,
-        skip_bad_images=config.skip_bad_images,
-    )
-
-
 class SplitEvaluation:
     """A split, ready to be evaluated as often as one likes."""
 
     def __init__(
-        self, config: TrainConfig, split: str, model: LocalizationModel, device: torch.device
+        self,
+        config: TrainConfig,
+        dataset: LocalizationDataset,
+        model: LocalizationModel,
+        device: torch.device,
     ) -> None:
         self.config = config
-        self.dataset = open_split(config, split)
+        self.dataset = dataset
         check_classes(model, self.dataset)
         self.loader = build_evaluation_loader(
             self.dataset,
-            evaluation_recipe(model),
+            evaluation_preprocessing(model),
             batch_size=BATCH,
             workers=config.workers,
             device=device,
@@ -68,15 +61,15 @@ def make_predictor(model: LocalizationModel, device: torch.device, amp: torch.dt
 
 
 def evaluate_kept_model(
-    config: TrainConfig, folder: Path, device: torch.device, amp: torch.dtype | None
+    config: TrainConfig, source: DataSource, folder: Path, device: torch.device, amp: torch.dtype | None
 ) -> Result:
     """The test split's figures of a model that was kept, printed and written to `evaluation/` of the run."""
     model = load_model(folder).to(device)
     predictor = make_predictor(model, device, amp)
-    test = SplitEvaluation(config, config.test_split, model, device)
+    test = SplitEvaluation(config, source.split(config.test_split), model, device)
     run = test.run(predictor)
     if config.protocol == "heldout" and test.dataset.records.has_boxes:
-        chosen = SplitEvaluation(config, config.val_split, model, device)
+        chosen = SplitEvaluation(config, source.split(config.val_split), model, device)
         if chosen.dataset.records.has_boxes:
             result = protocols.heldout(run.evaluation, chosen.run(predictor).evaluation)
         else:
@@ -84,7 +77,7 @@ def evaluate_kept_model(
             result = protocols.maxbox(run.evaluation)
     else:
         result = test.result(run)
-    if processes.is_first():
+    if distributed.is_first():
         about = output.describe(predictor, folder, config.data, config.test_split)
         out = folder.parent / "evaluation"
         output.write_all(out, result, run, about)

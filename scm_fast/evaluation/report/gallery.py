@@ -15,7 +15,7 @@ from ...data import LocalizationDataset
 from ..boxes import INTERPOLATIONS, normalize_map
 from ..breakdown import KINDS
 from ..output import Prediction
-from ..runner import Predictor, evaluation_recipe
+from ..runner import Predictor, evaluation_preprocessing
 
 PANEL = 168  # pixels, width and height of a panel
 TRUTH, PREDICTED = (80, 220, 60), (60, 60, 255)  # BGR: green and red
@@ -60,14 +60,14 @@ def build_gallery(
     """Run the model again on the chosen images and draw them."""
     chosen = choose(rows)
     positions = list(chosen)
-    recipe = evaluation_recipe(predictor.model)
-    height, width = recipe.size
+    preprocessing = evaluation_preprocessing(predictor.model)
+    height, width = preprocessing.size
     cases = []
     for begin in range(0, len(positions), _BATCH):
         part = positions[begin : begin + _BATCH]
         images = [dataset.load(rows[p].index, target_size=(width, height)) for p in part]
-        batch = recipe.normalize(
-            torch.stack([recipe.prepare(image) for image in images]).to(predictor.device)
+        batch = preprocessing.normalize(
+            torch.stack([preprocessing.prepare(image) for image in images]).to(predictor.device)
         )
         localization, maps = predictor(batch, lambda logits: logits.argmax(1, keepdim=True))
         attention, activation = localization.attention.float().cpu().numpy(), maps[:, 0].float().cpu().numpy()

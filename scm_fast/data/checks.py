@@ -72,7 +72,7 @@ def _check_labels(split: Split) -> list[Problem]:
 
 
 def _check_files(split: Split) -> list[Problem]:
-    """Missing images, with one listing a folder: a query a file is slow on network file systems."""
+    """Missing images, with one listing per folder: a query per file is slow on network file systems."""
     assert split.image_root is not None
     listings: dict[str, set[str]] = {}
     problems = []

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .holdout import VAL_FRACTION, split_off
-from .records import Box, Problem, Record, Split
-from .textfiles import read_mapping
+from ..holdout import VAL_FRACTION, split_off
+from ..records import Box, Problem, Record, Split
+from ..textfiles import read_mapping
+from .registry import Layout, register
 
 SPLITS = ("train", "val", "trainval", "test")
 
@@ -30,7 +31,7 @@ def find_root(root: Path) -> Path | None:
     return None
 
 
-def read_split(root: Path, name: str) -> Split:
+def read(root: Path, name: str) -> Split:
     problems: list[Problem] = []
     files = read_mapping(root / "images.txt", problems, "id path", lambda v: v[0])
     labels = read_mapping(root / "image_class_labels.txt", problems, "id class", lambda v: int(v[0]))
@@ -87,3 +88,16 @@ def _class_names(root: Path, problems: list[Problem], labels: dict[str, int]) ->
         return [str(number) for number in range(1, max(labels.values(), default=0) + 1)]
     names = read_mapping(path, problems, "class name", lambda v: v[0])
     return [names.get(str(number), str(number)) for number in range(1, len(names) + 1)]
+
+
+register(
+    Layout(
+        name="cub",
+        summary="the tarball of CUB-200-2011 (images.txt, image_class_labels.txt, ...)",
+        expects="images.txt and image_class_labels.txt, here or in CUB_200_2011/",
+        find_root=find_root,
+        splits=lambda root: SPLITS,
+        read=read,
+        order=10,
+    )
+)
