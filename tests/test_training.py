@@ -30,6 +30,7 @@ from scm_fast.data import open_dataset
 from scm_fast.data.layouts import registry
 from scm_fast.files import readable_size, replacing
 from scm_fast.spatial_calibration import PRESETS
+from scm_fast.threshold import Threshold
 from scm_fast.training import TrainConfig, Trainer, make_config
 from scm_fast.training.config import PRESET_DEFAULTS
 from scm_fast.training.logs import CsvLog
@@ -452,7 +453,7 @@ class TestTrainer:
         kept = trainer.folder.path / trainer.kept_model()
         assert kept.name == f"best_{config.best_metric}"
         if config.threshold is not None:
-            assert load_model(kept).config.threshold == config.threshold
+            assert load_model(kept).config.threshold == Threshold(config.threshold)
         with (trainer.folder.path / "log.csv").open() as file:
             assert math.isfinite(float(next(csv.DictReader(file))["train_loss"]))
 
@@ -502,12 +503,15 @@ class TestTrainer:
         assert re.search(r"epoch 1/1: .* 5/20 .* images/s, loss=\d\.\d+, run_left=0:\d\d:\d\d", shown), shown
 
     def test_folder_without_boxes(self, tmp_path, capsys):
-        """Classification chooses the model, and there is no threshold."""
+        """Classification chooses the model, there is no threshold, and that is said."""
         config = tiny(tmp_path / "run", str(write_folder(tmp_path / "pets")))
         trainer = Trainer(config, CPU)
         trainer.fit()
         assert trainer.kept_model() == "best_top1_cls"
         result = evaluate_kept_model(config, trainer.source, trainer.folder.path / "best_top1_cls", CPU, None)
-        assert set(result.metrics) == {"top1_cls", "top5_cls"}
+        assert result.protocol == "maxbox"
+        assert set(result.metrics) == {"top1_cls"}
         assert load_model(trainer.folder.path / "last").config.threshold is None
-        assert "Top-1 classification" in capsys.readouterr().out
+        shown = capsys.readouterr().out
+        assert "Top-1 classification" in shown
+        assert "no threshold: there are no boxes to choose it by" in shown

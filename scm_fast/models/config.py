@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pydantic
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from ..errors import InputError
+from ..threshold import Threshold, threshold_from_json
 
 METHODS = ("scm", "tscam", "cls")
 LARGEST_SIDE = 8192  # pixels; far above it, a mistyped size would fill the memory with position embeddings
@@ -45,7 +46,7 @@ class ModelConfig:
     backbone_options: dict[str, Any] = field(default_factory=dict)
     calibration: dict[str, Any] = field(default_factory=dict)
     class_names: list[str] | None = None
-    threshold: Annotated[float, Field(ge=0, lt=1)] | None = None
+    threshold: Annotated[Threshold | None, BeforeValidator(threshold_from_json)] = None
 
     def __post_init__(self) -> None:
         if self.class_names is not None and len(self.class_names) != self.num_classes:
@@ -86,7 +87,7 @@ def make_config(values: dict[str, Any]) -> ModelConfig:
 def _sentence(error: pydantic.ValidationError) -> str:
     """The first thing that is wrong."""
     first = error.errors()[0]
-    if not first["loc"]:  # of __post_init__
+    if first["type"] == "value_error":  # of __post_init__, or of the threshold
         return str(first["ctx"]["error"])
     place = ".".join(map(str, first["loc"]))
     return f"{place}: {first['msg'][0].lower()}{first['msg'][1:]}, got {str(first['input'])[:60]!r}"
