@@ -23,16 +23,14 @@ from PIL import Image
 from torch import Tensor
 
 from .data.images import IMAGE_SUFFIXES, image_size, load_image, to_rgb
-from .data.preprocessing import Preprocessing
 from .devices import resolve_device
 from .errors import InputError
-from .evaluation.boxes import EVALUATION_SIZE, largest_box, resize_map, scale_to_image, to_uint8
+from .evaluation.boxes import locate
+from .evaluation.predictor import Predictor
 from .models import LocalizationModel, load_model
+from .threshold import Threshold, threshold_to_use
 
 logger = logging.getLogger("scm_fast")
-
-# TS-CAM's for CUB. One chosen on validation images is better; the checkpoint keeps it if there is one.
-DEFAULT_THRESHOLD = 0.1
 
 ImageLike: TypeAlias = "str | os.PathLike[str] | Image.Image | NDArray[np.uint8]"
 
@@ -76,7 +74,8 @@ class Localizer:
         model: from `create_model` or `load_model`; it is copied without its calibration module.
         device: where to run; CUDA if there is one.
         batch_size: images that go through the network at once.
-        threshold: of the box, in [0, 1) of the map's range; by default the checkpoint's, or 0.1.
+        threshold: of the box; a number in [0, 1) of the map's range is a global one, for maps that are resized
+            as the checkpoint's threshold wants them. By default the checkpoint's, or 0.1.
         top_k: how many classes a prediction lists.
     """
 
@@ -85,7 +84,7 @@ class Localizer:
         model: LocalizationModel,
         device: str | torch.device | None = None,
         batch_size: int = 32,
-        threshold: float | None = None,
+        threshold: float | Threshold | None = None,
         top_k: int = 5,
     ) -> None:
         if not isinstance(model, LocalizationModel):
@@ -94,19 +93,16 @@ class Localizer:
                 "Localizer.from_checkpoint"
             )
         config = model.config
-        if threshold is None:
-            threshold = DEFAULT_THRESHOLD if config.threshold is None else config.threshold
-        if not 0 <= threshold < 1:
-            raise InputError(f"threshold must be in [0, 1), got {threshold!r}")
         if batch_size < 1 or top_k < 1:
             raise InputError(f"batch_size and top_k must be positive, got {batch_size} and {top_k}")
         self.device = resolve_device(device)
         self.model = model.for_inference().to(self.device)
+        self.predictor = Predictor(self.model, self.device)
         self.batch_size = batch_size
-        self.threshold = threshold
+        self.threshold = threshold_to_use(config.threshold, threshold)
         self.top_k = min(top_k, config.num_classes)
         self.class_names = list(config.class_names or (str(index) for index in range(config.num_classes)))
-        self.preprocessing = Preprocessing(config.image_size, None, config.mean, config.std)
+        self.preprocessing = self.predictor.preprocessing
 
     @classmethod
     def from_checkpoint(
@@ -114,7 +110,7 @@ class Localizer:
         path: str | os.PathLike[str],
         device: str | torch.device | None = None,
         batch_size: int = 32,
-        threshold: float | None = None,
+        threshold: float | Threshold | None = None,
         top_k: int = 5,
     ) -> Localizer:
         """Of a folder that `save_model` wrote, or a published SCM or TS-CAM file."""
@@ -165,24 +161,24 @@ class Localizer:
         except InputError as error:
             return Failure(name, f"{name}: {error}")
 
-    @torch.inference_mode()
     def _localize(self, loaded: list[_Loaded | Failure]) -> Iterator[Prediction | Failure]:
         readable = [item for item in loaded if isinstance(item, _Loaded)]
         predictions: Iterator[Prediction] = iter(())
         if readable:
             pixels = torch.stack([item.pixels for item in readable]).to(self.device)
-            localization = self.model(self.preprocessing.normalize(pixels))
+            localization, maps = self.predictor(
+                self.preprocessing.normalize(pixels), lambda logits: logits.argmax(1, keepdim=True)
+            )
             scores, classes = localization.logits.softmax(1).topk(self.top_k)
-            maps = localization.activation_map(classes[:, 0])
-            predictions = map(self._describe, readable, scores.tolist(), classes.tolist(), maps.cpu().numpy())
+            activations = maps[:, 0].cpu().numpy()
+            predictions = map(self._prediction, readable, scores.tolist(), classes.tolist(), activations)
         for item in loaded:
             yield next(predictions) if isinstance(item, _Loaded) else item
 
-    def _describe(
+    def _prediction(
         self, item: _Loaded, scores: list[float], classes: list[int], activation: NDArray[np.float32]
     ) -> Prediction:
-        resized = resize_map(activation)
-        box = scale_to_image(largest_box(to_uint8(resized), self.threshold), item.size, EVALUATION_SIZE)
+        located = locate(activation, self.threshold, item.size)
         return Prediction(
             item.name,
             item.size,
@@ -190,8 +186,8 @@ class Localizer:
                 ClassScore(index, self.class_names[index], score)
                 for index, score in zip(classes, scores, strict=True)
             ],
-            tuple(box.tolist()),
-            resized.astype(np.float32),
+            located.box,
+            located.scores.astype(np.float32),
         )
 
 

@@ -7,6 +7,7 @@ import pytest
 from scm_fast.errors import InputError
 from scm_fast.evaluation import boxes as B
 from scm_fast.evaluation.sweep import boxes_at_levels
+from scm_fast.threshold import Threshold
 
 ALL_LEVELS = np.arange(255)
 
@@ -119,8 +120,8 @@ def test_single_thresholds_are_those_of_the_literal_rules(kind):
         assert np.array_equal(ours, scores)
         assert np.array_equal(B.to_uint8(ours), image)
         threshold = rng.choice([0.0, 0.1, 0.999, rng.random()])
-        assert B.all_boxes(image, threshold).tolist() == literal_boxes(image, threshold, multiple=True)
-        assert [B.largest_box(image, threshold).tolist()] == literal_boxes(image, threshold, multiple=False)
+        level = Threshold(threshold).level(ours)
+        assert [B.largest_box(image, level).tolist()] == literal_boxes(image, threshold, multiple=False)
 
 
 @pytest.mark.parametrize("kind", MAPS)
@@ -212,7 +213,6 @@ def test_constant_maps_have_no_box(value):
     scores = B.resize_map(np.full((14, 14), value))
     assert (scores == 0).all()
     assert B.largest_box(B.to_uint8(scores), 0).tolist() == [0, 0, 0, 0]
-    assert B.all_boxes(B.to_uint8(scores), 0.5).tolist() == [[0, 0, 0, 0]]
 
 
 def test_what_is_refused():

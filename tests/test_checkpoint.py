@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import pickle
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import torch
 
 from scm_fast import InputError, create_model, load_model, save_model
 from scm_fast.models.weights import read_file
+from scm_fast.threshold import Threshold
 
 SMALL = {"depth": 2, "embed_dim": 48, "num_heads": 3}
 
@@ -24,33 +26,37 @@ def same_evaluation(a, b, size=(64, 64)):
         assert (ours is None and theirs is None) or torch.equal(ours, theirs)
 
 
+DROPPING = {**SMALL, "drop_path_rate": 0.1}
+TWO_BLOCKS = {"iterations": (2, 3), "num_blocks": 2}
+
+
 @pytest.mark.parametrize(("backbone", "method", "arguments"), [
-    ("deit_tiny_patch16_224", "scm", {"iterations": (2, 3), "num_blocks": 2, "attention_layers": [-1]}),
-    ("deit_tiny_patch16_224", "tscam", {"preset": "official", "drop_path_rate": 0.1}),
+    ("deit_tiny_patch16_224", "scm", {"calibration": TWO_BLOCKS, "attention_layers": [-1]}),
+    ("deit_tiny_patch16_224", "tscam", {"preset": "official", "backbone_options": DROPPING}),
     ("vit_small_patch16_dinov3", "cls", {}),
-    ("vit_small_patch16_dinov3", "scm", {"backend": "torch"}),
+    ("vit_small_patch16_dinov3", "scm", {"calibration": {"backend": "torch"}}),
 ])  # fmt: skip
 def test_a_saved_model_comes_back(tmp_path, backbone, method, arguments):
     names = ["cat", "dog", "bird"]
-    model = create_model(backbone, 3, method, image_size=(64, 96), backbone_options=SMALL, **arguments)
-    model.config.class_names = names
+    options = {"image_size": (64, 96), "class_names": names, "backbone_options": SMALL, **arguments}
+    model = create_model(backbone, 3, method, **options)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
-    model.config.threshold = 0.35
+    model.config.threshold = Threshold(0.35, interpolation="linear")
     folder = save_model(model, tmp_path / "run" / "checkpoint")
     assert sorted(p.name for p in folder.iterdir()) == ["config.json", "model.safetensors"]
     for path in (folder, folder / "model.safetensors"):
         loaded = load_model(path)
         assert not loaded.training
         same_evaluation(loaded, model, (64, 96))
-        assert json.dumps(vars(loaded.config)) == json.dumps(vars(model.config))
+        assert json.dumps(asdict(loaded.config)) == json.dumps(asdict(model.config))
         state = loaded.state_dict()
         assert state.keys() == model.state_dict().keys()
         assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
     if method == "scm":
         ours, theirs = loaded.calibration, model.calibration
-        assert (ours.iterations, ours.backend) == (theirs.iterations, theirs.backend)
+        assert ours.settings == theirs.settings
 
 
 def test_an_inference_copy_can_be_saved(tmp_path):
@@ -81,8 +87,8 @@ def test_a_published_scm_file_loads(tmp_path):
         "deit_tiny_patch16_224", "scm", "official",
     )  # fmt: skip
     assert model.config.num_classes == 6
-    assert model.calibration.iterations == (16, 4, 4, 4)
-    assert model.calibration.detach_init
+    assert model.calibration.settings.iterations == (16, 4, 4, 4)
+    assert model.calibration.settings.detach_init
     torch.testing.assert_close(model.calibration.beta.data, torch.tensor([0.5, 1.5, 2.5, 3.5]))
     torch.testing.assert_close(model.calibration.lam.data, torch.tensor([1.0, 0.9, 0.8, 0.7]))
     assert torch.equal(model.head.weight, state["module.head.weight"])
@@ -145,8 +151,11 @@ def test_a_broken_config_is_named(tmp_path):
         ),
         ({"image_size": 64}, "image_size: input should be a valid tuple, got '64'"),
         ({"image_size": [96, 96]}, r"1 of another shape: backbone\.pos_embed"),
-        ({"threshold": "x"}, "threshold: input should be a valid number, .*got 'x'"),
-        ({"threshold": 1.5}, "threshold: input should be less than 1"),
+        ({"threshold": "x"}, r"config\.json: threshold must be in \[0, 1\), got 'x'"),
+        ({"threshold": 1.5}, r"config\.json: threshold must be in \[0, 1\), got 1.5"),
+        ({"threshold": {"value": 0.2, "rule": "best"}}, "threshold rule must be one of global, got 'best'"),
+        ({"threshold": {"value": 0.2, "interpolation": "area"}}, "one of cubic, linear, got 'area'"),
+        ({"threshold": {"valu": 0.2}}, r"threshold must be in \[0, 1\), got \{'valu': 0.2\}"),
         ({"mean": [0.5, 0.5]}, r"mean\.2: field required"),
         ({"std": [0.5, 0, 0.5]}, r"std\.1: input should be greater than 0, got '0'"),
         ({"method": "scn"}, "method must be one of scm, tscam, cls, got 'scn'"),

@@ -3,8 +3,10 @@
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +18,13 @@ from test_boxes import literal_uint8
 import scm_fast
 from scm_fast.cli import evaluate as command
 from scm_fast.cli.program import Parser
-from scm_fast.evaluation import read_masks
+from scm_fast.data import DataSource
+from scm_fast.evaluation import EvaluationSettings, read_masks, write_results
+from scm_fast.evaluation import evaluate as run_evaluation
 from scm_fast.evaluation.boxes import box_iou, scale_to_evaluation
-from scm_fast.evaluation.runner import evaluation_preprocessing
+from scm_fast.evaluation.predictor import Predictor
+from scm_fast.models import LocalizationModel
+from scm_fast.threshold import Threshold
 
 ROOT = Path(__file__).parents[1]
 CLASSES = ("disc", "ring", "square")
@@ -67,7 +73,7 @@ def checkpoint(tmp_path_factory):
 
 
 def evaluate(*arguments, processes=None):
-    """Run evaluate.py as a user would. One image a batch: rounding in the network depends on the batch."""
+    """Run evaluate.py as a user would. One image per batch: rounding in the network depends on the batch."""
     launch = [] if processes is None else ["-m", "torch.distributed.run", f"--nproc-per-node={processes}"]
     if launch:
         launch += ["--master-port=0", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
@@ -105,14 +111,14 @@ def test_a_run_writes_what_it_says(alone, data):
     run, out = alone
     metrics, rows = read(out)
     assert metrics["protocol"] == "heldout"
-    assert "best GT-Known on 7 held-out images" in metrics["threshold_rule"]
+    assert "best GT-Known on 7 held-out images" in metrics["threshold_choice"]
     assert metrics["images"] == len(rows) == 17
     assert metrics["left_out"] == []
-    for name in ("Top-1 localisation", "GT-Known", "MaxBoxAccV2", "full image", "centre box", "a second"):
+    for name in ("Top-1 localisation", "GT-Known", "MaxBoxAccV2", "full image", "centre box", "per second"):
         assert name in run.stdout
     assert set(metrics["metrics"]) == {
-        *("top1_cls", "top5_cls", "top1_loc", "top5_loc", "gt_known", "gt_known_published"),
-        *("max_box_acc", "max_box_acc_v2", "mean_iou"),
+        *("top1_cls", "top1_loc", "gt_known", "gt_known_published", "max_box_acc", "max_box_acc_v2"),
+        "mean_iou",
     }
     # The figures follow from the lines of predictions.csv.
     value = {name: metric["value"] for name, metric in metrics["metrics"].items()}
@@ -223,14 +229,142 @@ def test_without_any_boxes_there_is_classification_and_boxes_at_a_fixed_threshol
 ):
     bare = make_data(tmp_path / "data", boxes=False)
     common = ("--checkpoint", checkpoint, "--data", bare, "--out", tmp_path / "out")
-    with pytest.raises(scm_fast.InputError, match="split val: protocol heldout needs boxes"):
-        in_process(*common)
     shown = in_process(*common, "--protocol", "fixed", "--threshold", "0.123", "--step", "0.1", "--report")
     assert "17 images have no box and count for classification only" in shown
     metrics, rows = read(tmp_path / "out")
-    assert set(metrics["metrics"]) == {"top1_cls", "top5_cls"}
+    assert set(metrics["metrics"]) == {"top1_cls"}
     assert all(row["x1"] and not row["iou"] for row in rows)
     assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
+
+
+def test_heldout_without_boxes_is_maxbox_and_says_so(in_process, checkpoint, tmp_path, caplog):
+    """Whatever is missing, and the same at the end of training: see test_training."""
+    for missing in (("val.json",), ("test.json",), ("val.json", "test.json")):
+        data = make_data(tmp_path / "-".join(missing))
+        for name in missing:
+            (data / name).unlink()
+        out = data / "out"
+        caplog.clear()
+        in_process("--checkpoint", checkpoint, "--data", data, "--out", out)
+        warned = "maxbox instead of heldout: there are no boxes in split val" in caplog.text
+        assert warned == ("test.json" not in missing)
+        metrics, rows = read(out)
+        assert metrics["protocol"] == "maxbox"
+        assert ("gt_known" in metrics["metrics"]) == ("test.json" not in missing)
+        assert metrics["images"] == len(rows) == 17
+
+
+def test_a_threshold_chosen_on_another_split_is_not_said_to_be_the_test_splits(
+    in_process, data, checkpoint, tmp_path
+):
+    shown = in_process(
+        *("--checkpoint", checkpoint, "--data", data, "--split", "val"),
+        *("--protocol", "maxbox", "--out", tmp_path),
+    )
+    assert "the best GT-Known on the evaluated images themselves" in shown
+    assert "test split" not in shown
+
+
+def test_top5_of_three_classes_is_not_printed(alone):
+    run, out = alone
+    assert "Top-5" not in run.stdout
+    assert "Top-5 class" not in (out / "report.html").read_text()
+    assert not [name for name in read(out)[0]["metrics"] if name.startswith("top5")]
+
+
+def test_metrics_are_there_only_when_everything_else_is(in_process, data, checkpoint, tmp_path, monkeypatch):
+    common = (
+        "--checkpoint",
+        checkpoint,
+        "--data",
+        data,
+        "--protocol",
+        "maxbox",
+        "--report",
+        "--out",
+        tmp_path,
+    )
+    in_process(*common)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("metrics.json", "predictions.coco.json", "predictions.csv", "report.html")
+    ]
+    for name in ("results.write_coco", "report.write_report", "results.metrics_content"):
+
+        def fail(*arguments):
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(f"scm_fast.evaluation.{name}", fail)
+            with pytest.raises(OSError, match="No space left"):
+                in_process(*common)
+        assert not (tmp_path / "metrics.json").exists(), name
+    in_process(*common)
+    assert read(tmp_path)[0]["images"] == 17
+
+
+def test_every_image_goes_through_the_model_once(in_process, data, checkpoint, tmp_path, monkeypatch):
+    """Also with a report, whose gallery shows maps."""
+    seen = []
+    forward = LocalizationModel.forward
+    monkeypatch.setattr(
+        LocalizationModel, "forward", lambda self, images: seen.append(len(images)) or forward(self, images)
+    )
+    in_process("--checkpoint", checkpoint, "--data", data, "--report", "--out", tmp_path)
+    assert sum(seen) == 7 + 17
+
+
+def test_an_image_passes_few_files_of_the_project(data, checkpoint, tmp_path, monkeypatch):
+    """From an open data set to the written figures: a reader of the code has that many files to open."""
+    monkeypatch.setattr("scm_fast.evaluation.evaluator.available_cores", lambda: 1)
+    package = str(Path(scm_fast.__file__).parent)
+    predictor = Predictor(scm_fast.load_model(checkpoint), torch.device("cpu"))
+    source = DataSource(data)
+    source.split("val"), source.split("test")
+    entered = set()
+
+    def note(frame, event, argument):
+        if event == "call" and frame.f_code.co_filename.startswith(package):
+            entered.add(frame.f_code.co_filename.removeprefix(package))
+
+    before = sys.getprofile(), threading.getprofile()
+    threading.setprofile(note)  # boxes are found in another thread
+    sys.setprofile(note)
+    try:
+        done = run_evaluation(predictor, source, EvaluationSettings(workers=0))
+        write_results(tmp_path, done)
+    finally:
+        sys.setprofile(before[0])
+        threading.setprofile(before[1])
+    assert "/evaluation/sweep.py" in entered
+    assert "/models/backbones.py" in entered
+    assert len(entered) <= 25, sorted(entered)
+
+
+def test_gallery_maps_are_the_same_from_several_processes(alone, data, checkpoint, tmp_path):
+    common = ("--checkpoint", checkpoint, "--data", data, "--report", "--out", tmp_path)
+    run = evaluate(*common, processes=2)
+    assert run.returncode == 0, run.stderr
+    strips = [
+        re.findall('data:image/jpeg[^"]+', (o / "report.html").read_text()) for o in (alone[1], tmp_path)
+    ]
+    assert len(strips[0]) == 17
+    assert strips[0] == strips[1]
+
+
+@pytest.mark.parametrize("protocol", ["heldout", "published"])
+def test_localizer_finds_the_boxes_of_the_evaluation(in_process, data, checkpoint, tmp_path, protocol):
+    """The threshold travels with the interpolation it was chosen for."""
+    in_process("--checkpoint", checkpoint, "--data", data, "--protocol", protocol, "--out", tmp_path)
+    metrics, rows = read(tmp_path)
+    model = scm_fast.load_model(checkpoint)
+    model.config.threshold = Threshold(
+        metrics["threshold"], metrics["threshold_rule"], metrics["interpolation"]
+    )
+    localizer = scm_fast.Localizer(scm_fast.load_model(scm_fast.save_model(model, tmp_path / "model")))
+    found = localizer.predict([data / row["image"] for row in rows])
+    for row, prediction in zip(rows, found, strict=True):
+        expected = [float(row[corner]) for corner in ("x0", "y0", "x1", "y1")]
+        assert prediction.box == pytest.approx(expected, abs=0.01)
 
 
 def test_masks_give_pxap(in_process, checkpoint, tmp_path):
@@ -261,7 +395,7 @@ def test_masks_give_pxap(in_process, checkpoint, tmp_path):
     value = read(tmp_path / "out")[0]["metrics"]["px_ap"]["value"]
 
     model = scm_fast.load_model(checkpoint)
-    preprocessing = evaluation_preprocessing(model)
+    preprocessing = Predictor(model, torch.device("cpu")).preprocessing
     scores, truth = [], []
     for number, name in enumerate(names):
         batch = preprocessing.normalize(preprocessing.prepare(Image.open(root / f"{name}.png"))[None])
@@ -315,9 +449,9 @@ def test_protocols_and_strategies_change_the_result_and_say_so(in_process, alone
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--threshold", "0.3"], "--threshold T and --protocol fixed go together"),
-        (["--protocol", "fixed"], "--threshold T and --protocol fixed go together"),
-        (["--protocol", "fixed", "--threshold", "1"], r"--threshold must be in \[0, 1\), got 1.0"),
+        (["--threshold", "0.3"], "a threshold and protocol fixed go together"),
+        (["--protocol", "fixed"], "a threshold and protocol fixed go together"),
+        (["--protocol", "fixed", "--threshold", "1"], r"threshold must be in \[0, 1\), got 1.0"),
         (["--protocol", "maxbox", "--strategy", "F5*S0"], "asks for block 5, but the checkpoint has 4"),
         (["--protocol", "maxbox", "--strategy", "G0"], "expected such as F0"),
         (["--protocol", "maxbox", "--split", "dev"], "no split 'dev', only train, val, test"),

@@ -8,10 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from test_boxes import literal_boxes, literal_uint8
 
 from scm_fast import InputError, Localizer, create_model, load_model, save_model
 from scm_fast.cli import main
@@ -19,6 +21,7 @@ from scm_fast.evaluation.boxes import box_iou
 from scm_fast.localizer import ClassScore, Prediction
 from scm_fast.models.export import export_model
 from scm_fast.overlay import draw_overlay
+from scm_fast.threshold import Threshold
 
 DATA = os.environ.get("SCM_FAST_DATA")
 SMALL = {"depth": 2, "embed_dim": 48, "num_heads": 3}
@@ -108,13 +111,35 @@ def test_batches_do_not_change_results(checkpoint, pictures):
 
 def test_the_threshold_is_the_argument_then_the_checkpoints(checkpoint, tmp_path):
     model = load_model(checkpoint)
-    assert Localizer(model).threshold == 0.1
-    model.config.threshold = 0.3
+    assert Localizer(model).threshold == Threshold(0.1)
+    model.config.threshold = Threshold(0.3, interpolation="linear")
     again = load_model(save_model(model, tmp_path))
-    assert Localizer(again).threshold == 0.3
-    assert Localizer(again, threshold=0).threshold == 0
+    assert Localizer(again).threshold == Threshold(0.3, interpolation="linear")
+    assert Localizer(again, threshold=0).threshold == Threshold(0, interpolation="linear")
+    assert Localizer(again, threshold=Threshold(0)).threshold == Threshold(0)
     with pytest.raises(InputError, match=r"threshold must be in \[0, 1\), got 1.5"):
         Localizer(again, threshold=1.5)
+
+
+@pytest.mark.parametrize("interpolation", ["cubic", "linear"])
+def test_maps_are_resized_as_the_threshold_wants_them(pictures, interpolation):
+    """Against the rules of the protocol that chose it, step by step."""
+    _, truth = pictures
+    torch.manual_seed(0)
+    model = create_model("deit_tiny_patch16_224", 3, image_size=64, backbone_options=SMALL).eval()
+    model.config.threshold = Threshold(0.6, interpolation=interpolation)
+    flag = {"cubic": cv2.INTER_CUBIC, "linear": cv2.INTER_LINEAR}[interpolation]
+    localizer = Localizer(model)
+    for prediction, path in zip(localizer.predict(list(truth)), truth, strict=True):
+        pixels = localizer.preprocessing.prepare(Image.open(path).convert("RGB"))[None]
+        with torch.no_grad():
+            activation = model(localizer.preprocessing.normalize(pixels)).activation_map()[0].numpy()
+        scores, levels = literal_uint8(activation, interpolation=flag)
+        np.testing.assert_allclose(prediction.map, scores, atol=1e-5)
+        (box,) = literal_boxes(levels, 0.6, multiple=False)
+        scale = np.tile(np.array(prediction.size) / 224, 2)
+        edges = [224 if corner > 1 and side == 223 else side for corner, side in enumerate(box)]
+        assert prediction.box == pytest.approx(tuple(edges * scale))
 
 
 def test_an_unreadable_image_is_named_and_the_rest_go_on(checkpoint, pictures, tmp_path, caplog):
@@ -192,7 +217,7 @@ def test_predict_says_whose_threshold_it_took(checkpoint, pictures, tmp_path, ca
     folder, _ = pictures
     model = load_model(checkpoint)
     for threshold, said in ((None, "threshold 0.1 (a guess"), (0.3, "threshold 0.3 (the checkpoint's)")):
-        model.config.threshold = threshold
+        model.config.threshold = threshold and Threshold(threshold)
         saved = save_model(model, tmp_path / "model")
         assert run_predict(folder, "--checkpoint", saved, "--out", tmp_path / "out") == 0
         assert said in capsys.readouterr().out

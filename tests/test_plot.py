@@ -84,7 +84,7 @@ def test_maps_of_several_runs(scm_run, tmp_path, capsys):
     assert [axes.get_title() for axes in panels[:, 0]] == ["image", "run", "tscam"]
     for row, run in enumerate(runs, 1):
         model, dataset = load_model(run.kept_model), run.config.source().split("test")
-        results = compute_maps(model, choose_subjects(dataset, ["1", "4", "5"]), CPU, "heldout")
+        results = compute_maps(model, choose_subjects(dataset, ["1", "4", "5"]), CPU)
         for axes, result in zip(panels[row], results, strict=True):
             truth, found = axes.patches
             x0, y0, x1, y1 = result.box
@@ -133,7 +133,7 @@ def test_maps_are_those_of_the_blocks(scm_run):
     assert [subject.name for subject in subjects] == [dataset.records[7].id, dataset.records[2].id]
     with (scm_run / "evaluation" / "predictions.csv").open() as file:
         evaluated = {row["image"]: row for row in csv.DictReader(file)}
-    for result in compute_maps(model, subjects, CPU, "heldout"):
+    for result in compute_maps(model, subjects, CPU):
         assert len(result.semantic) == len(result.attention) == 5
         expected = [
             float(evaluated[result.subject.name][f"true_class_{c}"]) for c in ("x0", "y0", "x1", "y1")
@@ -151,16 +151,16 @@ def test_maps_are_those_of_the_blocks(scm_run):
 
 
 def _network_input(model, image):
-    from scm_fast.evaluation.runner import evaluation_preprocessing
+    from scm_fast.evaluation.predictor import Predictor
 
-    preprocessing = evaluation_preprocessing(model)
+    preprocessing = Predictor(model, CPU).preprocessing
     return preprocessing.normalize(preprocessing.prepare(image).unsqueeze(0))
 
 
 def test_grid_of_maps(scm_run):
     run = read_run(scm_run)
     model, dataset = load_model(run.kept_model), run.config.source().split("test")
-    results = compute_maps(model, choose_subjects(dataset, ["0", "5"]), CPU, "heldout")
+    results = compute_maps(model, choose_subjects(dataset, ["0", "5"]), CPU)
     figure = maps_figure(results, model.config.class_names)
     titles = [axes.get_title() for axes in figure.axes]
     assert len(titles) == 4 * 7  # two rows per image: image or its name, five maps, box or its map

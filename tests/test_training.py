@@ -23,12 +23,14 @@ from tqdm import tqdm
 import scm_fast.data.source as source_module
 import scm_fast.training.trainer as trainer_module
 from scm_fast import InputError, create_model, load_model
-from scm_fast.calibration import PRESETS
+from scm_fast.cli import main
 from scm_fast.cli.program import Parser
 from scm_fast.cli.train import train
 from scm_fast.data import open_dataset
 from scm_fast.data.layouts import registry
 from scm_fast.files import readable_size, replacing
+from scm_fast.spatial_calibration import PRESETS
+from scm_fast.threshold import Threshold
 from scm_fast.training import TrainConfig, Trainer, make_config
 from scm_fast.training.config import PRESET_DEFAULTS
 from scm_fast.training.logs import CsvLog
@@ -164,6 +166,29 @@ class TestConfig:
             parse_config(["--data", "x", *given])
         assert message in str(error.value)
 
+    @pytest.mark.parametrize(
+        ("calibration", "message"),
+        [
+            ("{method: dense}", "the calibration has no method; it has num_blocks"),
+            ("{solver: fast}", "solver must be one of stencil, dense or auto, got 'fast'"),
+            ("{iterations: many}", "iterations must be"),
+            ("{detach_init: 3}", "detach_init must be true or false, got 3"),
+            ("{num_blocks: two}", "num_blocks must be a positive integer, got 'two'"),
+            ("{1: 2}", "calibration"),
+            ("dense", "calibration"),
+        ],
+    )
+    def test_wrong_calibration_is_one_line(self, cub, tmp_path, capsys, calibration, message):
+        given = {**TINY, "data": cub, "out": str(tmp_path / "run"), "calibration": calibration}
+        options = [
+            word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))
+        ]
+        assert main(["train", *options]) == 2
+        lines = capsys.readouterr().err.splitlines()
+        assert lines[-1].startswith("scm-fast train: error: ")
+        assert message in lines[-1]
+        assert not any("Traceback" in line for line in lines)
+
     def test_mistyped_option(self, capsys):
         with pytest.raises(SystemExit) as stop:
             parse_config(["--epoch", "3"])
@@ -201,7 +226,7 @@ class TestConfig:
             preset=config.preset,
             image_size=config.image_size,
             backbone_options=config.backbone_options,
-            **config.calibration,
+            calibration=config.calibration,
         )
 
 
@@ -428,7 +453,7 @@ class TestTrainer:
         kept = trainer.folder.path / trainer.kept_model()
         assert kept.name == f"best_{config.best_metric}"
         if config.threshold is not None:
-            assert load_model(kept).config.threshold == config.threshold
+            assert load_model(kept).config.threshold == Threshold(config.threshold)
         with (trainer.folder.path / "log.csv").open() as file:
             assert math.isfinite(float(next(csv.DictReader(file))["train_loss"]))
 
@@ -478,12 +503,15 @@ class TestTrainer:
         assert re.search(r"epoch 1/1: .* 5/20 .* images/s, loss=\d\.\d+, run_left=0:\d\d:\d\d", shown), shown
 
     def test_folder_without_boxes(self, tmp_path, capsys):
-        """Classification chooses the model, and there is no threshold."""
+        """Classification chooses the model, there is no threshold, and that is said."""
         config = tiny(tmp_path / "run", str(write_folder(tmp_path / "pets")))
         trainer = Trainer(config, CPU)
         trainer.fit()
         assert trainer.kept_model() == "best_top1_cls"
         result = evaluate_kept_model(config, trainer.source, trainer.folder.path / "best_top1_cls", CPU, None)
-        assert set(result.metrics) == {"top1_cls", "top5_cls"}
+        assert result.protocol == "maxbox"
+        assert set(result.metrics) == {"top1_cls"}
         assert load_model(trainer.folder.path / "last").config.threshold is None
-        assert "Top-1 classification" in capsys.readouterr().out
+        shown = capsys.readouterr().out
+        assert "Top-1 classification" in shown
+        assert "no threshold: there are no boxes to choose it by" in shown

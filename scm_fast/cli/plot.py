@@ -84,6 +84,6 @@ def draw_maps(run: Run, out: Path, args: argparse.Namespace) -> Path:
 
     model = load_model(run.path / args.model if args.model else run.kept_model)
     subjects = images_of_run(run, model, args.images or (), args.split, DEFAULT_IMAGES)
-    results = compute_maps(model, subjects, resolve_device(args.device), run.config.protocol)
+    results = compute_maps(model, subjects, resolve_device(args.device))
     names = model.config.class_names or [str(label) for label in range(model.config.num_classes)]
     return save_figure(maps_figure(results, names), out / "maps.png")

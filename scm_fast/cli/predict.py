@@ -8,7 +8,7 @@ kept (last or best_gt_known in the run folder), or a published SCM or TS-CAM .pt
 
   json   predictions.json        size, box (x0 y0 x1 y1, pixels) and best classes of every image
   coco   predictions.coco.json   for annotation tools: bbox is x y width height
-  csv    predictions.csv         one line an image
+  csv    predictions.csv         one line per image
   yolo   labels/NAME.txt         class, centre and size as fractions; names in classes.txt
 
 and with --overlay a picture of every map and box in OUT/overlays. The box surrounds the part of the map that
@@ -87,7 +87,7 @@ def threshold_note(given: float | None, localizer: Localizer) -> str:
         chosen_by = "the checkpoint's"
     else:
         chosen_by = "a guess: the checkpoint has none. See --overlay, and give --threshold to change it"
-    return f"threshold {localizer.threshold:g} ({chosen_by})"
+    return f"threshold {localizer.threshold} ({chosen_by})"
 
 
 def output_names(files: list[Path], given: list[Path]) -> list[str]:

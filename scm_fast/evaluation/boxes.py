@@ -8,15 +8,31 @@ Pillow. IoU counts pixels: a box covers `x1 - x0 + 1` columns.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import cv2
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import InputError
+from ..threshold import INTERPOLATIONS, Threshold
 
 EVALUATION_SIZE = (224, 224)
-INTERPOLATIONS = {"cubic": cv2.INTER_CUBIC, "linear": cv2.INTER_LINEAR}
+_OPENCV = {"cubic": cv2.INTER_CUBIC, "linear": cv2.INTER_LINEAR}
+
+
+class Located(NamedTuple):
+    """An activation map and the box around the object in it."""
+
+    scores: NDArray[np.float64]  # the map at the evaluation size, in [0, 1]
+    box: tuple[float, float, float, float]  # in pixels of the original image
+
+
+def locate(activation: ArrayLike, threshold: Threshold, image_size: tuple[int, int]) -> Located:
+    """The box that `threshold` cuts out of an (h, w) map of an image of `image_size` (width, height)."""
+    scores = resize_map(activation, interpolation=threshold.interpolation)
+    box = largest_box(to_uint8(scores), threshold.level(scores))
+    return Located(scores, tuple(scale_to_image(box, image_size).tolist()))
 
 
 def normalize_map(scores: NDArray) -> NDArray[np.float64]:
@@ -44,17 +60,12 @@ def resize_map(
         raise InputError(f"an activation map must have shape (h, w), got {scores.shape}")
     if scores.min() == scores.max():
         return np.zeros(size[::-1])
-    return normalize_map(cv2.resize(scores, size, interpolation=INTERPOLATIONS[interpolation]))
+    return normalize_map(cv2.resize(scores, size, interpolation=_OPENCV[interpolation]))
 
 
 def to_uint8(scores: NDArray) -> NDArray[np.uint8]:
     """A map in [0, 1] to whole levels 0 ... 255, cut and not rounded."""
     return (scores * 255).astype(np.uint8)
-
-
-def threshold_level(threshold: float, maximum: int = 255) -> int:
-    """The level that a pixel must exceed to be foreground; `maximum` is the map's largest level."""
-    return int(threshold * maximum)
 
 
 def thresholds(step: float) -> NDArray[np.float64]:
@@ -76,18 +87,11 @@ def contour_box(contour: NDArray, size: tuple[int, int]) -> tuple[int, int, int,
     return x, y, min(x + w, size[0] - 1), min(y + h, size[1] - 1)
 
 
-def all_boxes(levels: NDArray[np.uint8], threshold: float) -> NDArray[np.int64]:
-    """One box per contour, holes included, (n, 4); `[[0, 0, 0, 0]]` if nothing exceeds the threshold."""
+def largest_box(levels: NDArray[np.uint8], level: int) -> NDArray[np.int64]:
+    """The box of the contour of largest area of the pixels above `level`, the first of equals, (4,); zeros if
+    there is none."""
     height, width = levels.shape
-    contours = find_contours(levels, threshold_level(threshold, int(levels.max())))
-    boxes = [contour_box(contour, (width, height)) for contour in contours]
-    return np.array(boxes or [(0, 0, 0, 0)], dtype=np.int64)
-
-
-def largest_box(levels: NDArray[np.uint8], threshold: float) -> NDArray[np.int64]:
-    """The box of the contour of largest area, the first of equals, (4,); zeros if there is none."""
-    height, width = levels.shape
-    contours = find_contours(levels, threshold_level(threshold, int(levels.max())))
+    contours = find_contours(levels, level)
     if not contours:
         return np.zeros(4, dtype=np.int64)
     return np.array(contour_box(max(contours, key=cv2.contourArea), (width, height)), dtype=np.int64)

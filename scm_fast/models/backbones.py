@@ -29,7 +29,6 @@ def build_backbone(
     name: str,
     num_classes: int,
     image_size: Sequence[int] | None = None,
-    drop_path_rate: float = 0.0,
     options: dict[str, Any] | None = None,
     pretrained: bool = False,
     keep_classifier: bool = False,
@@ -45,7 +44,7 @@ def build_backbone(
             raise InputError(
                 f"{name} is not on timm's hub: give pretrained= the path of the authors' .pth file"
             )
-        given = {"num_classes": num_classes, "drop_path_rate": drop_path_rate, **options}
+        given = {"num_classes": num_classes, **options}
         return own[name].kinds[0](**{**own[name].variants[name], **given})
     if not timm.is_model(name.split(".")[0]):
         known = [*timm.list_models(), *own]
@@ -55,8 +54,6 @@ def build_backbone(
         raise InputError(f"backbone {name!r} is not a model of timm {timm.__version__}{hint}")
     if image_size is not None:
         options["img_size"] = tuple(image_size)
-    if drop_path_rate:
-        options["drop_path_rate"] = drop_path_rate
     try:
         classes = num_classes if keep_classifier else 0
         return timm.create_model(name, pretrained=pretrained, num_classes=classes, **options)

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pydantic
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from ..errors import InputError
+from ..threshold import Threshold, threshold_from_json
 
 METHODS = ("scm", "tscam", "cls")
 LARGEST_SIDE = 8192  # pixels; far above it, a mistyped size would fill the memory with position embeddings
@@ -42,11 +43,10 @@ class ModelConfig:
     mean: tuple[Finite, Finite, Finite] = (0.485, 0.456, 0.406)
     std: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225)
     attention_layers: list[int] | None = None
-    drop_path_rate: Annotated[float, Field(ge=0, lt=1)] = 0.0
     backbone_options: dict[str, Any] = field(default_factory=dict)
     calibration: dict[str, Any] = field(default_factory=dict)
     class_names: list[str] | None = None
-    threshold: Annotated[float, Field(ge=0, lt=1)] | None = None
+    threshold: Annotated[Threshold | None, BeforeValidator(threshold_from_json)] = None
 
     def __post_init__(self) -> None:
         if self.class_names is not None and len(self.class_names) != self.num_classes:
@@ -87,7 +87,7 @@ def make_config(values: dict[str, Any]) -> ModelConfig:
 def _sentence(error: pydantic.ValidationError) -> str:
     """The first thing that is wrong."""
     first = error.errors()[0]
-    if not first["loc"]:  # of __post_init__
+    if first["type"] == "value_error":  # of __post_init__, or of the threshold
         return str(first["ctx"]["error"])
     place = ".".join(map(str, first["loc"]))
     return f"{place}: {first['msg'][0].lower()}{first['msg'][1:]}, got {str(first['input'])[:60]!r}"

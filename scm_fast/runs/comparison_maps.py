@@ -25,10 +25,7 @@ def comparison_maps(runs: Sequence[Run], wanted: Sequence[str], device: torch.de
     if len(counts) > 1:
         raise InputError(f"--maps: the runs have different classes, {' and '.join(map(str, counts))} of them")
     subjects = images_of_run(runs[0], models[0], wanted, None, COUNT)
-    found = [
-        compute_maps(model, subjects, device, run.config.protocol)
-        for model, run in zip(models, runs, strict=True)
-    ]
+    found = [compute_maps(model, subjects, device) for model in models]
     tallest = max(subject.image.size[1] / subject.image.size[0] for subject in subjects)
     size = (PANEL * len(subjects), (PANEL * tallest + TITLE / 2) * (1 + len(runs)))
     figure = Figure(figsize=size, layout="constrained")

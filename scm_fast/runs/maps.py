@@ -18,11 +18,12 @@ from PIL import Image
 from ..data import LocalizationDataset
 from ..data.images import load_image
 from ..errors import InputError
-from ..evaluation import protocols
-from ..evaluation.boxes import EVALUATION_SIZE, largest_box, resize_map, scale_to_image, to_uint8
-from ..evaluation.runner import check_classes, evaluation_preprocessing
-from ..localizer import DEFAULT_THRESHOLD
+from ..evaluation.boxes import locate, resize_map
+from ..evaluation.pipeline import check_classes
+from ..evaluation.predictor import Predictor
 from ..models import LocalizationModel
+from ..overlay import blend
+from ..threshold import threshold_to_use
 from .reading import Run
 
 Box = Sequence[float]  # x0, y0, x1, y1 in pixels of the image
@@ -95,13 +96,12 @@ def images_of_run(
 
 @torch.inference_mode()
 def compute_maps(
-    model: LocalizationModel, subjects: Sequence[Subject], device: torch.device, protocol: str
+    model: LocalizationModel, subjects: Sequence[Subject], device: torch.device
 ) -> list[BlockMaps]:
-    """protocol: under which the model's threshold was chosen; it says how maps are resized."""
-    preprocessing = evaluation_preprocessing(model)
+    """What the model makes of each image; the box is cut at its own threshold."""
     model = model.to(device).eval()
-    threshold = DEFAULT_THRESHOLD if model.config.threshold is None else model.config.threshold
-    interpolation = protocols.settings(protocol).get("interpolation", "cubic")
+    preprocessing = Predictor(model, device).preprocessing
+    threshold = threshold_to_use(model.config.threshold)
     results = []
     for subject in subjects:
         pixels = preprocessing.prepare(subject.image).unsqueeze(0).to(device)
@@ -116,8 +116,7 @@ def compute_maps(
                 semantic += trace.semantic
                 attention += trace.attention
         activation = localization.activation_map(torch.tensor([label], device=device))[0]
-        resized = resize_map(activation.float().cpu().numpy(), interpolation=interpolation)
-        box = largest_box(to_uint8(resized), threshold)
+        located = locate(activation.float().cpu().numpy(), threshold, subject.image.size)
         results.append(
             BlockMaps(
                 subject,
@@ -126,8 +125,8 @@ def compute_maps(
                 float(score),
                 [maps[0, label].float().cpu().numpy() for maps in semantic],
                 [maps[0].float().cpu().numpy() for maps in attention],
-                resized,
-                scale_to_image(box, subject.image.size, EVALUATION_SIZE).tolist(),
+                located.scores,
+                located.box,
             )
         )
     return results
@@ -169,11 +168,11 @@ def show_image(axes: Axes, result: BlockMaps, values: NDArray | None, title: str
     width, height = result.subject.image.size
     small = result.subject.image.copy()
     small.thumbnail(LARGEST)  # a photograph has many times the pixels of a panel
-    axes.imshow(small, extent=(0, width, height, 0))
-    axes.set_title(title, fontsize="small")
+    picture = np.asarray(small)
     if values is not None:
-        heat = resize_map(values).clip(0, 1)
-        axes.imshow(heat, extent=(0, width, height, 0), cmap="turbo", vmin=0, vmax=1, alpha=OPACITY)
+        picture = blend(picture, resize_map(values, small.size), OPACITY)
+    axes.imshow(picture, extent=(0, width, height, 0))
+    axes.set_title(title, fontsize="small")
 
 
 def _write(axes: Axes, result: BlockMaps, class_names: Sequence[str]) -> None:

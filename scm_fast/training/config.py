@@ -14,7 +14,6 @@ import yaml
 from pydantic import Field
 
 from ..backends import BACKENDS
-from ..calibration import PRESETS
 from ..data import DataSource
 from ..data.layouts import layout_names
 from ..data.opening import takers
@@ -22,6 +21,7 @@ from ..devices import AMP_DTYPES
 from ..errors import InputError
 from ..evaluation.protocols import METRIC_NAMES, PROTOCOLS
 from ..models.config import METHODS
+from ..spatial_calibration import PRESETS
 
 Count = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Meter:
-    """Sums over the steps of an epoch, of all distributed."""
+    """Sums over the steps of an epoch, of all processes."""
 
     loss: float = 0.0
     right: float = 0.0

@@ -20,8 +20,10 @@ from tqdm import tqdm
 
 from .. import distributed
 from ..data import Batch, DataSource
-from ..evaluation import Result
+from ..evaluation import Predictor, Result, evaluate
+from ..evaluation.pipeline import check_classes
 from ..models.weights import load_strictly
+from ..threshold import threshold_from_json
 from .building import amp_dtype, build_loader, build_model
 from .checks import check_run, resumes
 from .config import TrainConfig
@@ -30,7 +32,7 @@ from .meter import Meter
 from .optimization import build_optimizer, build_scheduler
 from .run_folder import RunFolder
 from .stopping import Diverged, Interrupted, StopSignal
-from .validation import SplitEvaluation, make_predictor
+from .validation import validation_settings
 
 logger = logging.getLogger("scm_fast")
 
@@ -63,7 +65,7 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.model = build_model(config, self.dataset, start_from).to(device)
         self.loader = build_loader(config, self.dataset, self.model, device)
-        self.validation = SplitEvaluation(config, self.source.split(config.val_split), self.model, device)
+        check_classes(self.model, self.source.split(config.val_split))
         if config.channels_last:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.model.set_grad_checkpointing(config.grad_checkpointing)
@@ -103,7 +105,7 @@ class Trainer:
         self.loader.load_state_dict(state["loader"])
         self.step, self.validated, self.best = state["step"], state["validated"], state["best"]
         self.meter = Meter(**state["meter"])
-        self.model.config.threshold = state["threshold"]
+        self.model.config.threshold = threshold_from_json(state["threshold"])
         if len(state["random"]) == distributed.world_size():  # on another number of them, they start anew
             random = state["random"][distributed.rank()]
             torch.set_rng_state(random["cpu"])
@@ -117,6 +119,7 @@ class Trainer:
         random = {"cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
             random["cuda"] = torch.cuda.get_rng_state(self.device)
+        threshold = self.model.config.threshold
         state = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -128,7 +131,7 @@ class Trainer:
             "validated": self.validated,
             "best": self.best,
             "meter": asdict(self.meter),
-            "threshold": self.model.config.threshold,
+            "threshold": asdict(threshold) if threshold else None,
         }
         self.logs.flush()
         distributed.on_first(self.folder.save_checkpoint, state, self.model)
@@ -174,7 +177,7 @@ class Trainer:
                 progress.update(batch_images)
 
     def _distributed(self) -> nn.Module:
-        """The model, with DistributedDataParallel around it if there are several distributed."""
+        """The model, with DistributedDataParallel around it if there are several processes."""
         if distributed.world_size() == 1:
             return self.model
         devices = [self.device] if self.device.type == "cuda" else None
@@ -253,8 +256,8 @@ class Trainer:
 
     def _validate_epoch(self) -> None:
         self.model.eval()
-        run = self.validation.run(make_predictor(self.model, self.device, self.amp))
-        result = self.validation.result(run)
+        predictor = Predictor(self.model, self.device, amp=self.amp)
+        result = evaluate(predictor, self.source, validation_settings(self.config)).result
         self.model.config.threshold = result.threshold
         if distributed.is_first():
             self._log_epoch(result)
@@ -274,7 +277,7 @@ class Trainer:
             "steps": self.step,
             "lr": self.scheduler.get_last_lr()[0],
             **self.meter.figures(),
-            "threshold": result.threshold,
+            "threshold": result.threshold.value if result.threshold else None,
             **values,
         }
         calibration = self.model.calibration

@@ -1,4 +1,4 @@
-"""What the evaluator keeps of each image: a few numbers, and the box at every level. Never a map.
+"""`EvaluationTable`: what is kept of each image: a few numbers, and the box at every level. Never a map.
 
 With the 255 levels of `step=0.001` an image takes about 2.2 kB, so the 50,000 images of ILSVRC's validation
 set take some 110 MB, whatever the number of classes. Images with masks add two histograms.
@@ -15,8 +15,23 @@ from numpy.typing import NDArray
 from .. import distributed
 
 
+@dataclass(frozen=True)
+class Cuts:
+    """Where the maps of all images are cut.
+
+    thresholds: (T,), the global ones that curves are over.
+    levels: (L,), ascending: every level at which boxes are known.
+    size, interpolation: (width, height) that maps are resized to before, and how.
+    """
+
+    thresholds: NDArray[np.float64]
+    levels: NDArray[np.integer]
+    size: tuple[int, int]
+    interpolation: str
+
+
 @dataclass
-class Records:
+class EvaluationTable:
     """Columns over N images and L levels. M is the number of ground-truth boxes, P of images with masks."""
 
     index: NDArray[np.int64]  # (N,), the image's place in the data set: its identity
@@ -44,21 +59,28 @@ class Records:
         """(N,), where each image's boxes begin in `truth`."""
         return np.cumsum(self.truth_count, dtype=np.int64) - self.truth_count
 
-    def select(self, rows: NDArray[np.integer]) -> Records:
+    def select(self, rows: NDArray[np.integer]) -> EvaluationTable:
         """The images of the given rows, in that order."""
         ragged = {
             "truth": _ragged_rows(self.truth_start, self.truth_count, rows),
             "pixel_count": (np.cumsum(self.has_mask) - 1)[rows][self.has_mask[rows]],
         }
-        return Records(**{c.name: getattr(self, c.name)[ragged.get(c.name, rows)] for c in fields(self)})
+        columns = {c.name: getattr(self, c.name)[ragged.get(c.name, rows)] for c in fields(self)}
+        return EvaluationTable(**columns)
 
     @staticmethod
-    def concatenate(parts: Sequence[Records]) -> Records:
-        return Records(
-            **{c.name: np.concatenate([getattr(part, c.name) for part in parts]) for c in fields(Records)}
+    def concatenate(parts: Sequence[EvaluationTable]) -> EvaluationTable:
+        names = [column.name for column in fields(EvaluationTable)]
+        return EvaluationTable(
+            **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
         )
 
-    def unique(self) -> Records:
+    def gathered(self) -> EvaluationTable:
+        """The images of all processes, the same on each; one that several processes saw counts once."""
+        parts = distributed.gather(self)
+        return (self if len(parts) == 1 else EvaluationTable.concatenate(parts)).unique()
+
+    def unique(self) -> EvaluationTable:
         """Each image once, in the order of the data set, however often and in whatever order it was seen."""
         index, rows = np.unique(self.index, return_index=True)
         if len(index) == len(self) and (rows[1:] > rows[:-1]).all():
@@ -71,8 +93,3 @@ def _ragged_rows(start: NDArray, count: NDArray, rows: NDArray) -> NDArray[np.in
     count = count[rows].astype(np.int64)
     offset = np.cumsum(count) - count
     return np.repeat(start[rows] - offset, count) + np.arange(count.sum())
-
-
-def gather(records: Records) -> Records:
-    """The records of all processes, the same on each; an image that several processes saw counts once."""
-    return Records.concatenate(distributed.gather(records)).unique()
