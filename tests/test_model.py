@@ -247,6 +247,7 @@ def test_deep_copies_are_independent():
     ({"method": "cam"}, "method must be one of scm, tscam, cls"),
     ({"preset": "mine"}, "preset must be one of paper, official"),
     ({"num_classes": 0}, "num_classes must be a positive integer"),
+    ({"class_names": ["a"]}, "class_names must have 5 entries"),
     ({"calibration": {"method": "dense"}}, "the calibration has no method; it has num_blocks"),
     ({"calibration": {"detach_init": 1}}, "detach_init must be true or false, got 1"),
     ({"calibration": "dense"}, "calibration must be a mapping of keywords"),
