@@ -180,7 +180,7 @@ def test_curves_of_all_runs(tmp_path, compare, monkeypatch):
     ("damage", "message"),
     [
         (lambda run: (run / "config.yaml").unlink(), "not a run folder"),
-        (lambda run: (run / "config.yaml").write_text("epoch: 3"), "config.yaml: unknown field 'epoch'"),
+        (lambda run: (run / "config.yaml").write_text("epoch: 3"), "config.yaml: unknown option 'epoch'"),
         (
             lambda run: (run / "evaluation" / "metrics.json").write_text("{"),
             "not the metrics of an evaluation",

@@ -115,10 +115,11 @@ def set_grad_checkpointing(backbone: Backbone, enable: bool) -> None:
         raise InputError(
             "activation checkpointing needs timm's non-reentrant mode: unset TIMM_REENTRANT_CKPT"
         )
-    if architecture_of(backbone).checkpointing:
+    architecture = architecture_of(backbone)
+    if architecture.checkpointing:
         backbone.set_grad_checkpointing(enable)
     elif enable:
-        raise InputError(f"{type(backbone).__name__} does not support activation checkpointing")
+        raise InputError(f"{', '.join(architecture.families)} does not support activation checkpointing")
 
 
 def channel_statistics(backbone: Backbone) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
