@@ -25,7 +25,7 @@ from torch import Tensor
 from .data.images import IMAGE_SUFFIXES, image_size, load_image, to_rgb
 from .devices import resolve_device
 from .errors import InputError
-from .evaluation.boxes import locate
+from .evaluation.boxes import ScoredBox, locate
 from .evaluation.predictor import Predictor
 from .models import LocalizationModel, load_model
 from .threshold import Threshold, threshold_to_use
@@ -49,8 +49,15 @@ class Prediction:
     name: str  # the path as it was found, or `image 3` for the fourth of pictures without one
     size: tuple[int, int]  # (width, height) of the original
     classes: list[ClassScore]  # best first
-    box: tuple[float, float, float, float]  # x0, y0, x1, y1 in original pixels, around the best class
+    boxes: list[
+        ScoredBox
+    ]  # of the best class: the largest, then the others that were asked for by their scores
     map: NDArray[np.float32]  # (224, 224) in [0, 1], activation of the best class over the whole image
+
+    @property
+    def box(self) -> tuple[float, float, float, float]:
+        """x0, y0, x1, y1 in original pixels, of the first of `boxes`."""
+        return self.boxes[0].box
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,7 @@ class Localizer:
         threshold: of the box; a number in [0, 1) of the map's range is a global one, for maps that are resized
             as the checkpoint's threshold wants them. By default the checkpoint's, or 0.1.
         top_k: how many classes a prediction lists.
+        max_boxes: most boxes of an image. From 2 on, other parts of the map that are large enough have theirs too.
     """
 
     def __init__(
@@ -86,6 +94,7 @@ class Localizer:
         batch_size: int = 32,
         threshold: float | Threshold | None = None,
         top_k: int = 5,
+        max_boxes: int = 1,
     ) -> None:
         if not isinstance(model, LocalizationModel):
             raise InputError(
@@ -93,14 +102,16 @@ class Localizer:
                 "Localizer.from_checkpoint"
             )
         config = model.config
-        if batch_size < 1 or top_k < 1:
-            raise InputError(f"batch_size and top_k must be positive, got {batch_size} and {top_k}")
+        for name, value in (("batch_size", batch_size), ("top_k", top_k), ("max_boxes", max_boxes)):
+            if value < 1:
+                raise InputError(f"{name} must be positive, got {value}")
         self.device = resolve_device(device)
         self.model = model.for_inference().to(self.device)
         self.predictor = Predictor(self.model, self.device)
         self.batch_size = batch_size
         self.threshold = threshold_to_use(config.threshold, threshold)
         self.top_k = min(top_k, config.num_classes)
+        self.max_boxes = max_boxes
         self.class_names = list(config.class_names or (str(index) for index in range(config.num_classes)))
         self.preprocessing = self.predictor.preprocessing
 
@@ -112,9 +123,10 @@ class Localizer:
         batch_size: int = 32,
         threshold: float | Threshold | None = None,
         top_k: int = 5,
+        max_boxes: int = 1,
     ) -> Localizer:
         """Of a folder that `save_model` wrote, or a published SCM or TS-CAM file."""
-        return cls(load_model(path), device, batch_size, threshold, top_k)
+        return cls(load_model(path), device, batch_size, threshold, top_k, max_boxes)
 
     def predict(self, images: ImageLike | Iterable[ImageLike]) -> list[Prediction]:
         """Predictions in the order of the images; of several, one that cannot be read is logged and left out.
@@ -178,7 +190,7 @@ class Localizer:
     def _prediction(
         self, item: _Loaded, scores: list[float], classes: list[int], activation: NDArray[np.float32]
     ) -> Prediction:
-        located = locate(activation, self.threshold, item.size)
+        located = locate(activation, self.threshold, item.size, self.max_boxes)
         return Prediction(
             item.name,
             item.size,
@@ -186,7 +198,7 @@ class Localizer:
                 ClassScore(index, self.class_names[index], score)
                 for index, score in zip(classes, scores, strict=True)
             ],
-            located.box,
+            located.boxes,
             located.scores.astype(np.float32),
         )
 

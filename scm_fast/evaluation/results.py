@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..data import LocalizationDataset, Problem
 from ..files import replacing
-from ..formats import FoundBox, corner_columns, write_coco, write_csv
+from ..formats import FoundBoxes, corner_columns, write_coco, write_csv
 from .boxes import scale_to_image
 from .metrics import SplitMetrics
 from .protocols import METRIC_NAMES, Result
@@ -115,7 +115,10 @@ def write_results(folder: Path, done: SplitResult) -> None:
     (folder / METRICS_FILE).unlink(missing_ok=True)
     names = done.dataset.class_names
     write_csv(folder / "predictions.csv", [_csv_row(image, names) for image in done.images])
-    found = (FoundBox(i.name, i.size, i.top_classes[0], i.top_scores[0], i.box) for i in done.images)
+    found = (
+        FoundBoxes(i.name, i.size, i.top_classes[0], [(i.box, i.top_scores[0])] if i.box else [])
+        for i in done.images
+    )
     write_coco(folder / "predictions.coco.json", found, names)
     if done.maps is not None:
         from .report import write_report  # which imports this module
