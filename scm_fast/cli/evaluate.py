@@ -13,6 +13,9 @@ Boxes depend on the threshold that cuts an activation map, and figures on how it
   maxbox     the best one for the evaluated images: MaxBoxAcc, MaxBoxAccV2
   published  as the SCM paper's code did: each metric its own best on these images
 
+Where nobody has drawn the boxes of the validation split, --val-boxes takes others for it: what scm-fast predict
+--format coco found, or a wsolevaluation folder. The boxes of the evaluated split stay its own.
+
 All metrics come from one pass. Results are printed, and written to --out: metrics.json, predictions.csv,
 predictions.coco.json and, with --report, report.html. --json prints what metrics.json has instead of a table.
 """
@@ -25,6 +28,7 @@ from pathlib import Path
 from ..data import DataSource
 from ..devices import AMP_DTYPES
 from ..distributed import end_processes, is_first, on_first, start_processes
+from ..errors import InputError
 from ..evaluation import EvaluationSettings, Predictor, Strategy, evaluate, summary, write_results
 from ..evaluation.predictor import DEFAULT
 from ..evaluation.protocols import PROTOCOLS
@@ -45,6 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--boxes", help="box source: xml folder, csv or COCO json")
     parser.add_argument("--split", default="test", help="split to evaluate (test)")
     parser.add_argument("--val-split", default="val", help="split on which heldout chooses (val)")
+    parser.add_argument(
+        "--val-boxes", help="COCO json or wsolevaluation folder of pseudo-boxes for heldout to choose on"
+    )
     parser.add_argument("--protocol", default="heldout", choices=list(PROTOCOLS))
     parser.add_argument("--threshold", type=float, help="in [0, 1), for --protocol fixed")
     parser.add_argument("--step", type=float, default=0.001, help="of the thresholds that are tried (0.001)")
@@ -70,12 +77,16 @@ def execute(args: argparse.Namespace) -> int:
         workers=args.workers,
         report=args.report,
     )
+    if args.val_boxes and args.protocol != "heldout":
+        raise InputError(
+            f"--val-boxes: protocol {args.protocol} chooses nothing on {args.val_split}, heldout does"
+        )
     strategy = Strategy.parse(args.strategy)
     device = start_processes(args.device)
     model = load_model(args.checkpoint).to(device)
     strategy.check(model)
     predictor = Predictor(model, device, strategy, AMP_DTYPES[args.amp], args.checkpoint)
-    source = DataSource(args.data, args.layout, args.images, args.boxes, args.skip_bad_images)
+    source = DataSource(args.data, args.layout, args.images, args.boxes, args.skip_bad_images, args.val_boxes)
     checkpoint = Path(args.checkpoint)
     out = args.out or (checkpoint if checkpoint.is_dir() else checkpoint.parent) / "evaluation"
     on_first(make_folder, out, "--out")

@@ -63,6 +63,7 @@ class SplitMetrics:
         self.table = table
         self.cuts = cuts
         self.has_top5 = num_classes is None or num_classes > TOP
+        self.pseudo_boxes: str | None = None  # where the boxes are from, if they are not the data set's own
 
     def __len__(self) -> int:
         return len(self.table)

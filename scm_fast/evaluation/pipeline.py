@@ -40,6 +40,7 @@ class EvaluationSettings:
     protocol: see `protocols`.
     threshold: for protocol `fixed`.
     split, val_split: the one whose figures are wanted, and the one on which `heldout` chooses.
+    validation: whether `split` is looked at to choose by it, as in training: then it may have pseudo-boxes.
     step: distance of the thresholds that are tried, unless the protocol prescribes it.
     batch_size: images per process.
     workers: loading processes; None for as many as the cores allow.
@@ -50,6 +51,7 @@ class EvaluationSettings:
     threshold: float | None = None
     split: str = "test"
     val_split: str = "val"
+    validation: bool = False
     step: float = 0.001
     batch_size: int = 64
     workers: int | None = None
@@ -69,13 +71,13 @@ def evaluate(predictor: Predictor, source: DataSource, settings: EvaluationSetti
     Without boxes in one of its two splits `heldout` cannot choose. Then it is `maxbox`, which the result says,
     and a warning if that changes figures: without boxes in the evaluated split there are none to change.
     """
-    dataset = source.split(settings.split)
+    dataset = source.validation(settings.split) if settings.validation else source.split(settings.split)
     check_classes(predictor.model, dataset)
     protocol, validation = settings.protocol, None
     if protocol == "heldout":
-        held_out = source.split(settings.val_split)
+        held_out = source.validation(settings.val_split)
         check_classes(predictor.model, held_out)
-        if dataset.records.has_boxes and held_out.records.has_boxes:
+        if held_out.pseudo_boxes or (dataset.records.has_boxes and held_out.records.has_boxes):
             validation = _predict_split(predictor, held_out, source, settings).metrics
         else:
             protocol = "maxbox"
@@ -143,6 +145,7 @@ def _predict_split(
             count = len(batch.indices) * distributed.world_size()
             progress.update(min(count, len(dataset) - progress.n))
         metrics = evaluator.compute()
+        metrics.pseudo_boxes = dataset.pseudo_boxes
     unread = [problem for part in distributed.gather(loader.left_out) for problem in part.values()]
     left_out = [*dataset.left_out, *sorted(unread, key=str)]
     return _Predicted(metrics, left_out, time.perf_counter() - begin)
@@ -201,6 +204,7 @@ def _about(predictor: Predictor, source: DataSource, settings: EvaluationSetting
         "method": config.method,
         "data": str(source.root),
         "split": settings.split,
+        "val_boxes": None if source.val_boxes is None else _pseudo_boxes(source, settings),
         "strategy": str(predictor.strategy),
         "amp": None if predictor.amp is None else str(predictor.amp).removeprefix("torch."),
         "versions": {
@@ -208,4 +212,18 @@ def _about(predictor: Predictor, source: DataSource, settings: EvaluationSetting
             "torch": torch.__version__,
             "opencv": cv2.__version__,
         },
+    }
+
+
+def _pseudo_boxes(source: DataSource, settings: EvaluationSettings) -> dict[str, Any]:
+    """Which boxes stand in for those of the validation split, and for how many of its images."""
+    name = settings.split if settings.validation else settings.val_split
+    dataset = source.validation(name)
+    counts = dataset.records.box_counts
+    return {
+        "file": dataset.pseudo_boxes,
+        "split": name,
+        "boxes": int(counts.sum()),
+        "images": len(dataset),
+        "images_with_boxes": int((counts > 0).sum()),
     }

@@ -101,10 +101,12 @@ def fixed(test: SplitMetrics, threshold: float) -> Result:
 
 def heldout(test: SplitMetrics, validation: SplitMetrics) -> Result:
     """The threshold of the best GT-Known on the validation split, applied to the test split."""
-    if not (validation.has_boxes.any() and test.has_boxes.any()):
+    if not (validation.has_boxes.any() and (test.has_boxes.any() or validation.pseudo_boxes)):
         raise InputError("protocol heldout needs boxes in the validation and the test split")
     threshold = test.threshold(validation.best("gt_known")[1])
-    choice = f"{threshold}, the best GT-Known on {len(validation)} held-out images"
+    choice = (
+        f"{threshold}, the best GT-Known on {_boxes_of(validation, f'{len(validation)} held-out images')}"
+    )
     return _at_threshold(test, "heldout", threshold, choice)
 
 
@@ -113,7 +115,7 @@ def maxbox(test: SplitMetrics) -> Result:
     if not test.has_boxes.any():
         return _at_threshold(test, "maxbox", None, "none: no boxes to choose it by")
     threshold = test.threshold(test.max_box_acc[1])
-    choice = f"{threshold}, the best GT-Known on the evaluated images themselves"
+    choice = f"{threshold}, the best GT-Known on {_boxes_of(test, 'the evaluated images themselves')}"
     return _at_threshold(test, "maxbox", threshold, choice)
 
 
@@ -129,6 +131,13 @@ def published(test: SplitMetrics) -> Result:
     threshold = test.threshold(test.best("gt_known_published")[1])
     choice = "each metric's own best on the evaluated images themselves"
     return _with_boxes(test, "published", threshold, choice, metrics)
+
+
+def _boxes_of(metrics: SplitMetrics, images: str) -> str:
+    """What a threshold was chosen on, in words: `images` with boxes of their own, or pseudo-boxes."""
+    if metrics.pseudo_boxes is None:
+        return images
+    return f"{metrics.table.truth_count.sum()} pseudo-boxes of {metrics.pseudo_boxes}"
 
 
 def _at_threshold(test: SplitMetrics, protocol: str, threshold: Threshold | None, choice: str) -> Result:

@@ -66,6 +66,17 @@ class SplitResult:
     def images_per_second(self) -> float:
         return len(self.metrics) / max(self.seconds, 1e-9)
 
+    @property
+    def val_boxes_note(self) -> str:
+        """Which pseudo-boxes stand in for the boxes of the validation split, in words; empty if none do."""
+        pseudo = self.about["val_boxes"]
+        if pseudo is None:
+            return ""
+        return (
+            f"pseudo-boxes of {pseudo['file']} stand in for the boxes of split {pseudo['split']}: "
+            f"{pseudo['images_with_boxes']} of {pseudo['images']} images have one"
+        )
+
     @cached_property
     def images(self) -> list[ImageResult]:
         return image_results(self.dataset, self.metrics, self.result)
@@ -184,6 +195,8 @@ def summary(done: SplitResult, folder: Path) -> str:
     without = len(done.metrics) - int(done.metrics.has_boxes.sum())
     if without:
         lines.append(f"{without} images have no box and count for classification only")
+    if done.val_boxes_note:
+        lines.append(done.val_boxes_note)
     if done.left_out:
         lines.append(f"left out {len(done.left_out)} images:")
         lines.extend(f"  {problem}" for problem in done.left_out)

@@ -68,7 +68,10 @@ def accuracy_figure(run: Run) -> Figure:
     shown = [name for name in ACCURACIES if any(name in row for row in run.epochs)]
     for name in shown:
         axes.plot(
-            numbers(run), run.column(name), marker=".", label=f"{METRIC_NAMES[name]}, {run.config.val_split}"
+            numbers(run),
+            run.column(name),
+            marker=".",
+            label=f"{METRIC_NAMES[name]}, {run.config.validation_name}",
         )
     axes.plot(numbers(run), run.column("train_top1"), "--", color="grey", label="Top-1 in training")
     if run.best_epoch is not None:
@@ -83,7 +86,7 @@ def accuracy_figure(run: Run) -> Figure:
 def threshold_figure(run: Run) -> Figure:
     figure, axes = epochs_figure(run)
     axes.plot(numbers(run), run.column("threshold"), marker=".")
-    axes.set(ylabel=f"box threshold, best on {run.config.val_split}", ylim=(0, None))
+    axes.set(ylabel=f"box threshold, best on {run.config.validation_name}", ylim=(0, None))
     return figure
 
 

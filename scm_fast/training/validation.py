@@ -16,7 +16,9 @@ from .config import TrainConfig
 def validation_settings(config: TrainConfig) -> EvaluationSettings:
     """For the validation split, which chooses its own threshold unless that is fixed."""
     protocol = "maxbox" if config.protocol == "heldout" else config.protocol
-    return EvaluationSettings(protocol, config.threshold, split=config.val_split, workers=config.workers)
+    return EvaluationSettings(
+        protocol, config.threshold, split=config.val_split, validation=True, workers=config.workers
+    )
 
 
 def final_settings(config: TrainConfig) -> EvaluationSettings:
