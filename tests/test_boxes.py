@@ -7,7 +7,7 @@ import pytest
 from scm_fast.errors import InputError
 from scm_fast.evaluation import boxes as B
 from scm_fast.evaluation.sweep import boxes_at_levels
-from scm_fast.threshold import Threshold
+from scm_fast.threshold import Threshold, to_uint8
 
 ALL_LEVELS = np.arange(255)
 
@@ -118,7 +118,7 @@ def test_single_thresholds_are_those_of_the_literal_rules(kind):
         scores, image = literal_uint8(activation)
         ours = B.resize_map(activation)
         assert np.array_equal(ours, scores)
-        assert np.array_equal(B.to_uint8(ours), image)
+        assert np.array_equal(to_uint8(ours), image)
         threshold = rng.choice([0.0, 0.1, 0.999, rng.random()])
         level = Threshold(threshold).level(ours)
         assert [B.largest_box(image, level).tolist()] == literal_boxes(image, threshold, multiple=False)
@@ -212,7 +212,7 @@ def test_boxes_go_back_to_original_pixels():
 def test_constant_maps_have_no_box(value):
     scores = B.resize_map(np.full((14, 14), value))
     assert (scores == 0).all()
-    assert B.largest_box(B.to_uint8(scores), 0).tolist() == [0, 0, 0, 0]
+    assert B.largest_box(to_uint8(scores), 0).tolist() == [0, 0, 0, 0]
 
 
 def test_what_is_refused():
@@ -298,4 +298,4 @@ def test_the_first_of_several_boxes_is_the_only_one_of_one(kind):
 
 
 def test_a_constant_map_has_no_other_boxes():
-    assert found_in(np.full((14, 14), 0.5), 5) == ([(0, 0, 0, 0)], [1])
+    assert found_in(np.full((14, 14), 0.5), 5) == ([(0, 0, 224, 224)], [1])

@@ -214,9 +214,19 @@ def test_the_same_boxes_choose_the_same_threshold(evaluate, shapes):
     assert "pseudo" not in shown
     file = shapes / "val.json"
     pseudo, shown = evaluate("--val-boxes", file)
-    for name in ("protocol", "threshold", "metrics", "errors", "baselines", "curves", "images_with_boxes"):
+    for name in (
+        "protocol",
+        "threshold",
+        "threshold_rule",
+        "metrics",
+        "errors",
+        "baselines",
+        "curves",
+        "images_with_boxes",
+    ):
         assert pseudo[name] == own[name]
-    choice = f"{own['threshold']:g}, the best GT-Known on 7 pseudo-boxes of {file}"
+    assert own["threshold_choice"].endswith(", the best GT-Known on 7 held-out images")
+    choice = own["threshold_choice"].replace("7 held-out images", f"7 pseudo-boxes of {file}")
     assert pseudo["threshold_choice"] == choice
     assert f"protocol heldout; threshold {choice}" in shown
     assert f"pseudo-boxes of {file} stand in for the boxes of split val: 7 of 7 images have one" in shown
@@ -269,7 +279,7 @@ def test_wrong_val_boxes_are_told_in_a_line(evaluate, tmp_path):
     reason = f"{file}: none of its images is in split 'val': it has photo.jpg, the split has val/disc/000.jpg"
     assert told.splitlines()[-1] == f"scm-fast evaluate: error: {reason}"
     _, told = evaluate("--val-boxes", file, "--protocol", "maxbox", status=2)
-    assert "--val-boxes: protocol maxbox chooses nothing on val, heldout does" in told
+    assert "--val-boxes: protocol maxbox does not choose by boxes of val, heldout does" in told
 
 
 def test_training_chooses_on_pseudo_boxes_and_says_so(shapes, tmp_path, capsys):

@@ -43,7 +43,7 @@ def give_pseudo_boxes(split: Split, root: str | os.PathLike[str], path: Path) ->
     """Give the images of a checked split, whose sizes are known, the boxes of `path`, and tell how many have some.
 
     Boxes of an image's own class are taken, where the file has such; else all that it has for the image. An empty
-    box, as of a map without any structure, is none.
+    box is none.
     """
     entries, split.box_columns = _read(path, split.name)
     name_of = match_names(

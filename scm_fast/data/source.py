@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 
 from .dataset import LocalizationDataset
-from .opening import open_dataset
+from .opening import open_dataset, resolve_layout
 
 
 @dataclass
@@ -30,6 +30,11 @@ class DataSource:
     _splits: dict[tuple[str, str | os.PathLike[str] | None], LocalizationDataset] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+
+    def split_names(self) -> tuple[str, ...]:
+        """Of the splits that the folder has."""
+        layout, folder = resolve_layout(self.root, self.layout)
+        return layout.splits(folder)
 
     def split(self, name: str) -> LocalizationDataset:
         """With its own boxes, whatever `val_boxes` says: to train on, and to measure with."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import InputError
-from ..threshold import INTERPOLATIONS, Threshold
+from ..threshold import INTERPOLATIONS, Threshold, to_uint8
 
 EVALUATION_SIZE = (224, 224)
 _OPENCV = {"cubic": cv2.INTER_CUBIC, "linear": cv2.INTER_LINEAR}
@@ -44,12 +44,22 @@ class Located(NamedTuple):
     def box(self) -> tuple[float, float, float, float]:
         return self.boxes[0].box
 
+    @property
+    def is_blank(self) -> bool:
+        """Whether the map says nothing: it is constant, or not of finite numbers."""
+        return not self.scores.any()
+
 
 def locate(
     activation: ArrayLike, threshold: Threshold, image_size: tuple[int, int], max_boxes: int = 1
 ) -> Located:
-    """The boxes that `threshold` cuts out of an (h, w) map of an image of `image_size` (width, height)."""
+    """The boxes that `threshold` cuts out of an (h, w) map of an image of `image_size` (width, height).
+
+    A map that says nothing gives the whole image.
+    """
     scores = resize_map(activation, interpolation=threshold.interpolation)
+    if not scores.any():
+        return Located(scores, [ScoredBox((0.0, 0.0, float(image_size[0]), float(image_size[1])), 1.0)])
     levels, level = to_uint8(scores), threshold.level(scores)
     found = [(largest_box(levels, level), 1.0)]
     if max_boxes > 1:
@@ -63,8 +73,9 @@ def normalize_map(scores: NDArray) -> NDArray[np.float64]:
     """Min-max to [0, 1]; a constant map, or one with a value that is not finite, becomes zeros."""
     low, high = scores.min(), scores.max()
     # NaN and infinity both end up in the range, and one comparison refuses them and the constant map.
-    if not 0 < high - low < np.inf:
-        return np.zeros(scores.shape)
+    with np.errstate(invalid="ignore"):
+        if not 0 < high - low < np.inf:
+            return np.zeros(scores.shape)
     shifted = scores - low
     return shifted / shifted.max()
 
@@ -85,11 +96,6 @@ def resize_map(
     if scores.min() == scores.max():
         return np.zeros(size[::-1])
     return normalize_map(cv2.resize(scores, size, interpolation=_OPENCV[interpolation]))
-
-
-def to_uint8(scores: NDArray) -> NDArray[np.uint8]:
-    """A map in [0, 1] to whole levels 0 ... 255, cut and not rounded."""
-    return (scores * 255).astype(np.uint8)
 
 
 def thresholds(step: float) -> NDArray[np.float64]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -51,6 +52,7 @@ class SplitResult:
     """A split that was evaluated; the same in every process.
 
     about: with what it was evaluated, for metrics.json and the report.
+    unboxed: beside a result with held-out boxes the one that needs none: the price of having none.
     maps: of the images that the report shows, by their index in the data set; None if there is to be none.
     """
 
@@ -60,6 +62,7 @@ class SplitResult:
     seconds: float
     result: Result
     about: dict[str, Any]
+    unboxed: Result | None = None
     maps: dict[int, ImageMaps] | None = None
 
     @property
@@ -141,29 +144,56 @@ def write_results(folder: Path, done: SplitResult) -> None:
 
 def metrics_content(done: SplitResult) -> dict[str, Any]:
     """Everything that was measured, and with what, as metrics.json has it."""
-    metrics, result, threshold = done.metrics, done.result, done.result.threshold
+    metrics, result = done.metrics, done.result
     return {
         **done.about,
-        "protocol": result.protocol,
-        "threshold": None if threshold is None else threshold.value,
-        "threshold_rule": None if threshold is None else threshold.rule,
-        "threshold_choice": result.choice,
+        **_choice_content(result),
         "interpolation": metrics.cuts.interpolation,
         "images": len(metrics),
         "images_with_boxes": int(metrics.has_boxes.sum()),
         "images_per_second": done.images_per_second,
         "left_out": [{"image": problem.record_id, "problem": str(problem)} for problem in done.left_out],
-        "metrics": {
-            name: {"value": metric.value, "threshold": metric.threshold}
-            for name, metric in result.metrics.items()
-        },
+        "metrics": _metrics_content(result),
+        "unboxed": None
+        if done.unboxed is None
+        else {**_choice_content(done.unboxed), "metrics": _metrics_content(done.unboxed)},
         "errors": result.errors,
         "baselines": result.baselines,
         "curves": {
             "threshold": [round(float(t), 6) for t in metrics.thresholds],
-            **{name: [round(float(v), 4) for v in curve] for name, curve in metrics.curves.items()},
+            **_rounded_curves(metrics.curves),
+        },
+        "rule_curves": {
+            rule: {"value": metrics.values(rule).tolist(), **_rounded_curves(curves)}
+            for rule, curves in metrics.rule_curves.items()
+            if rule != "global"  # those are `curves`
         },
     }
+
+
+def _choice_content(result: Result) -> dict[str, Any]:
+    threshold = result.threshold
+    return {
+        "protocol": result.protocol,
+        "threshold": None if threshold is None else threshold.value,
+        "threshold_rule": None if threshold is None else threshold.rule,
+        "threshold_choice": result.choice,
+    }
+
+
+def _metrics_content(result: Result) -> dict[str, Any]:
+    return {
+        name: {
+            "value": metric.value,
+            "threshold": metric.threshold and metric.threshold.value,
+            "rule": metric.threshold and metric.threshold.rule,
+        }
+        for name, metric in result.metrics.items()
+    }
+
+
+def _rounded_curves(curves: Mapping[str, NDArray]) -> dict[str, list[float]]:
+    return {name: [round(float(v), 4) for v in curve] for name, curve in curves.items()}
 
 
 def _csv_row(image: ImageResult, class_names: list[str]) -> dict[str, object]:
@@ -192,6 +222,14 @@ def _four_digits(value: float | None) -> str:
 def summary(done: SplitResult, folder: Path) -> str:
     """What a person wants to read: the table, images that do not count, and where the results are."""
     lines = [metrics_table(done.result)]
+    if done.unboxed is not None and "gt_known" in done.unboxed.metrics:
+        figures = ", ".join(
+            f"{METRIC_NAMES[name]} {done.unboxed.metrics[name].value:.2f}"
+            for name in ("gt_known", "top1_loc")
+        )
+        lines.append(
+            f"without boxes to choose by (protocol unboxed): {figures}; threshold {done.unboxed.choice}"
+        )
     without = len(done.metrics) - int(done.metrics.has_boxes.sum())
     if without:
         lines.append(f"{without} images have no box and count for classification only")
@@ -210,7 +248,7 @@ def metrics_table(result: Result) -> str:
     baselines = list(result.baselines)
     rows = [("", "result", "threshold", *baselines)]
     for name, metric in result.metrics.items():
-        threshold = "" if metric.threshold is None else f"{metric.threshold:.3f}"
+        threshold = "" if metric.threshold is None else metric.threshold.in_table
         others = (result.baselines[b].get(name) for b in baselines)
         rows.append(
             (

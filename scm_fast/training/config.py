@@ -20,8 +20,9 @@ from ..data.layouts import layout_names
 from ..data.opening import takers
 from ..devices import AMP_DTYPES
 from ..errors import InputError
-from ..evaluation.protocols import METRIC_NAMES, PROTOCOLS
+from ..evaluation.protocols import HELDOUT_RULES, METRIC_NAMES, PROTOCOLS
 from ..models.config import METHODS
+from ..threshold import BEST, make_threshold
 
 Count = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -135,7 +136,8 @@ class TrainConfig:
 
     # Evaluation
     protocol: str = option("heldout", "see docs/evaluation.md", choices=lambda: PROTOCOLS)
-    threshold: Share | None = option(None, "for protocol fixed")
+    threshold: float | str | None = option(None, "for protocol fixed: in [0, 1), or such as between:0.3")
+    rule: str = option(BEST, "of the threshold that protocol heldout chooses", choices=lambda: HELDOUT_RULES)
     best_metric: str = option(
         "gt_known",
         "metric of the validation split by which the best model is kept",
@@ -167,6 +169,8 @@ class TrainConfig:
                 raise InputError(not_among(name, getattr(self, name), choices()))
         if (self.threshold is None) == (self.protocol == "fixed"):
             raise InputError("threshold and protocol: `protocol: fixed` and a `threshold` go together")
+        if self.threshold is not None:
+            make_threshold(self.threshold)
         if self.train_split == "trainval" and self.val_split == "val":
             raise InputError(
                 "train_split: trainval has the images of val_split in it; choose another val_split"

@@ -278,7 +278,7 @@ class Trainer:
     def _validate_epoch(self) -> None:
         self.model.eval()
         predictor = Predictor(self.model, self.device, amp=self.amp)
-        result = evaluate(predictor, self.source, validation_settings(self.config)).result
+        result = evaluate(predictor, self.source, validation_settings(self.config, self.source)).result
         self.model.config.threshold = result.threshold
         if distributed.is_first():
             self._log_epoch(result)
@@ -301,6 +301,7 @@ class Trainer:
             "train_top1": 100 * meter.right / meter.images,
             "images_per_second": meter.images / max(meter.seconds, 1e-9),
             "threshold": result.threshold.value if result.threshold else None,
+            "threshold_rule": result.threshold.rule if result.threshold else None,
             **values,
         }
         if self.config.val_boxes:
@@ -313,6 +314,9 @@ class Trainer:
         found = f", GT-Known {values['gt_known']:.1f} %" if "gt_known" in values else ""
         if found and self.config.val_boxes:
             found += f" on {row['pseudo_boxes']} pseudo-boxes of {self.config.val_boxes}"
+        if result.threshold:
+            how = " without boxes" if result.protocol == "unboxed" else ""
+            found += f", threshold {result.threshold}{how}"
         print(
             f"epoch {self.validated + 1}/{self.config.epochs}: loss {row['train_loss']:.3f}, "
             f"{self.config.val_split} top-1 {values['top1_cls']:.1f} %{found}, "
