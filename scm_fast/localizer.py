@@ -25,12 +25,14 @@ from torch import Tensor
 from .data.images import IMAGE_SUFFIXES, image_size, load_image, to_rgb
 from .devices import resolve_device
 from .errors import InputError
-from .evaluation.boxes import locate
+from .evaluation.boxes import ScoredBox, locate
 from .evaluation.predictor import Predictor
-from .models import LocalizationModel, load_model
+from .evaluation.separation import VALUES, choose_unboxed, token_separation
+from .models import Localization, LocalizationModel, load_model
 from .threshold import Threshold, threshold_to_use
 
 logger = logging.getLogger("scm_fast")
+MOST_TO_CHOOSE_BY = 100  # images; more of them do not choose better
 
 ImageLike: TypeAlias = "str | os.PathLike[str] | Image.Image | NDArray[np.uint8]"
 
@@ -49,8 +51,15 @@ class Prediction:
     name: str  # the path as it was found, or `image 3` for the fourth of pictures without one
     size: tuple[int, int]  # (width, height) of the original
     classes: list[ClassScore]  # best first
-    box: tuple[float, float, float, float]  # x0, y0, x1, y1 in original pixels, around the best class
+    boxes: list[
+        ScoredBox
+    ]  # of the best class: the largest, then the others that were asked for by their scores
     map: NDArray[np.float32]  # (224, 224) in [0, 1], activation of the best class over the whole image
+
+    @property
+    def box(self) -> tuple[float, float, float, float]:
+        """x0, y0, x1, y1 in original pixels, of the first of `boxes`."""
+        return self.boxes[0].box
 
 
 @dataclass(frozen=True)
@@ -74,9 +83,12 @@ class Localizer:
         model: from `create_model` or `load_model`; it is copied without its calibration module.
         device: where to run; CUDA if there is one.
         batch_size: images that go through the network at once.
-        threshold: of the box; a number in [0, 1) of the map's range is a global one, for maps that are resized
-            as the checkpoint's threshold wants them. By default the checkpoint's, or 0.1.
+        threshold: of the box: a number in [0, 1) of the map's range, or a rule of each image's own such as
+            "between:0.3", for maps that are resized as the checkpoint's threshold wants them. By default the
+            checkpoint's; without one "between:0.2", which `choose_threshold` may improve.
         top_k: how many classes a prediction lists.
+        mirror: average scores and maps with those of the mirror image, in two passes.
+        max_boxes: most boxes of an image. From 2 on, other parts of the map that are large enough have theirs too.
     """
 
     def __init__(
@@ -84,8 +96,10 @@ class Localizer:
         model: LocalizationModel,
         device: str | torch.device | None = None,
         batch_size: int = 32,
-        threshold: float | Threshold | None = None,
+        threshold: float | str | Threshold | None = None,
         top_k: int = 5,
+        mirror: bool = False,
+        max_boxes: int = 1,
     ) -> None:
         if not isinstance(model, LocalizationModel):
             raise InputError(
@@ -93,14 +107,16 @@ class Localizer:
                 "Localizer.from_checkpoint"
             )
         config = model.config
-        if batch_size < 1 or top_k < 1:
-            raise InputError(f"batch_size and top_k must be positive, got {batch_size} and {top_k}")
+        for name, value in (("batch_size", batch_size), ("top_k", top_k), ("max_boxes", max_boxes)):
+            if value < 1:
+                raise InputError(f"{name} must be positive, got {value}")
         self.device = resolve_device(device)
         self.model = model.for_inference().to(self.device)
-        self.predictor = Predictor(self.model, self.device)
+        self.predictor = Predictor(self.model, self.device, mirror=mirror)
         self.batch_size = batch_size
         self.threshold = threshold_to_use(config.threshold, threshold)
         self.top_k = min(top_k, config.num_classes)
+        self.max_boxes = max_boxes
         self.class_names = list(config.class_names or (str(index) for index in range(config.num_classes)))
         self.preprocessing = self.predictor.preprocessing
 
@@ -110,11 +126,13 @@ class Localizer:
         path: str | os.PathLike[str],
         device: str | torch.device | None = None,
         batch_size: int = 32,
-        threshold: float | Threshold | None = None,
+        threshold: float | str | Threshold | None = None,
         top_k: int = 5,
+        mirror: bool = False,
+        max_boxes: int = 1,
     ) -> Localizer:
         """Of a folder that `save_model` wrote, or a published SCM or TS-CAM file."""
-        return cls(load_model(path), device, batch_size, threshold, top_k)
+        return cls(load_model(path), device, batch_size, threshold, top_k, mirror, max_boxes)
 
     def predict(self, images: ImageLike | Iterable[ImageLike]) -> list[Prediction]:
         """Predictions in the order of the images; of several, one that cannot be read is logged and left out.
@@ -129,9 +147,28 @@ class Localizer:
                 predictions.append(result)
         return predictions
 
+    def choose_threshold(self, images: ImageLike | Iterable[ImageLike]) -> str:
+        """Refine the default threshold by images alone, without boxes; gives how, in words.
+
+        100 images are enough: of more, those are taken at equal distances. See `evaluation.separation`.
+        """
+        found = list(find_images(images))
+        stride = max(1, -(-len(found) // MOST_TO_CHOOSE_BY))
+        parts = [np.zeros((0, len(VALUES)), np.float32)]
+        for loaded in self._batches(found[::stride]):
+            if readable := [item for item in loaded if isinstance(item, _Loaded)]:
+                localization, maps = self._predict(readable)
+                parts.append(token_separation(maps[:, 0].float().cpu().numpy(), localization.tokens))
+        self.threshold, reason = choose_unboxed(np.concatenate(parts), self.threshold.interpolation)
+        return reason
+
     def stream(self, images: ImageLike | Iterable[ImageLike]) -> Iterator[Prediction | Failure]:
         """As `predict`, one result at a time and with the failures: for more images than fit in memory."""
-        entries = enumerate(find_images(images))
+        for loaded in self._batches(find_images(images)):
+            yield from self._localize(loaded)
+
+    def _batches(self, images: Iterable[ImageLike]) -> Iterator[list[_Loaded | Failure]]:
+        entries = enumerate(images)
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as readers:
 
             def read_ahead() -> list:
@@ -143,7 +180,7 @@ class Localizer:
             while waiting:
                 loaded = [future.result() for future in waiting]
                 waiting = read_ahead()  # decoded while the network works
-                yield from self._localize(loaded)
+                yield loaded
 
     def _load(self, index: int, image: ImageLike) -> _Loaded | Failure:
         if isinstance(image, (str, os.PathLike)):
@@ -165,20 +202,26 @@ class Localizer:
         readable = [item for item in loaded if isinstance(item, _Loaded)]
         predictions: Iterator[Prediction] = iter(())
         if readable:
-            pixels = torch.stack([item.pixels for item in readable]).to(self.device)
-            localization, maps = self.predictor(
-                self.preprocessing.normalize(pixels), lambda logits: logits.argmax(1, keepdim=True)
-            )
+            localization, maps = self._predict(readable)
             scores, classes = localization.logits.softmax(1).topk(self.top_k)
             activations = maps[:, 0].cpu().numpy()
             predictions = map(self._prediction, readable, scores.tolist(), classes.tolist(), activations)
         for item in loaded:
             yield next(predictions) if isinstance(item, _Loaded) else item
 
+    def _predict(self, readable: list[_Loaded]) -> tuple[Localization, Tensor]:
+        """With the best classes' maps (B, 1, H, W)."""
+        pixels = torch.stack([item.pixels for item in readable]).to(self.device)
+        return self.predictor(
+            self.preprocessing.normalize(pixels), lambda logits: logits.argmax(1, keepdim=True)
+        )
+
     def _prediction(
         self, item: _Loaded, scores: list[float], classes: list[int], activation: NDArray[np.float32]
     ) -> Prediction:
-        located = locate(activation, self.threshold, item.size)
+        located = locate(activation, self.threshold, item.size, self.max_boxes)
+        if located.is_blank:
+            logger.warning("%s: the map says nothing, the box is the whole image", item.name)
         return Prediction(
             item.name,
             item.size,
@@ -186,7 +229,7 @@ class Localizer:
                 ClassScore(index, self.class_names[index], score)
                 for index, score in zip(classes, scores, strict=True)
             ],
-            located.box,
+            located.boxes,
             located.scores.astype(np.float32),
         )
 

@@ -153,7 +153,10 @@ def test_a_broken_config_is_named(tmp_path):
         ({"image_size": [96, 96]}, r"1 of another shape: backbone\.pos_embed"),
         ({"threshold": "x"}, r"config\.json: threshold must be in \[0, 1\), got 'x'"),
         ({"threshold": 1.5}, r"config\.json: threshold must be in \[0, 1\), got 1.5"),
-        ({"threshold": {"value": 0.2, "rule": "best"}}, "threshold rule must be one of global, got 'best'"),
+        (
+            {"threshold": {"value": 0.2, "rule": "best"}},
+            "threshold rule must be one of global, deviation, between, got 'best'",
+        ),
         ({"threshold": {"value": 0.2, "interpolation": "area"}}, "one of cubic, linear, got 'area'"),
         ({"threshold": {"valu": 0.2}}, r"threshold must be in \[0, 1\), got \{'valu': 0.2\}"),
         ({"mean": [0.5, 0.5]}, r"mean\.2: field required"),

@@ -237,21 +237,26 @@ def test_without_any_boxes_there_is_classification_and_boxes_at_a_fixed_threshol
     assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
 
 
-def test_heldout_without_boxes_is_maxbox_and_says_so(in_process, checkpoint, tmp_path, caplog):
-    """Whatever is missing, and the same at the end of training: see test_training."""
+def test_heldout_without_boxes_to_choose_by_is_unboxed_and_says_so(in_process, checkpoint, tmp_path, caplog):
+    """The same at the end of training: see test_training."""
     for missing in (("val.json",), ("test.json",), ("val.json", "test.json")):
         data = make_data(tmp_path / "-".join(missing))
         for name in missing:
             (data / name).unlink()
         out = data / "out"
         caplog.clear()
-        in_process("--checkpoint", checkpoint, "--data", data, "--out", out)
-        warned = "maxbox instead of heldout: there are no boxes in split val" in caplog.text
-        assert warned == ("test.json" not in missing)
+        shown = in_process("--checkpoint", checkpoint, "--data", data, "--out", out)
+        warned = "unboxed instead of heldout: there are no boxes in split val" in caplog.text
+        assert warned == ("val.json" in missing)
         metrics, rows = read(out)
-        assert metrics["protocol"] == "maxbox"
+        assert metrics["protocol"] == ("unboxed" if "val.json" in missing else "heldout")
+        assert f"protocol {metrics['protocol']}; threshold {metrics['threshold_choice']}" in shown
+        if "val.json" in missing:
+            assert (metrics["threshold"], metrics["threshold_rule"]) == (0.2, "between")
+            assert "7 images are too few to choose by" in metrics["threshold_choice"]
         assert ("gt_known" in metrics["metrics"]) == ("test.json" not in missing)
         assert metrics["images"] == len(rows) == 17
+        assert all(row["x1"] for row in rows), "every image has a box, measured or not"
 
 
 def test_a_threshold_chosen_on_another_split_is_not_said_to_be_the_test_splits(
@@ -367,6 +372,124 @@ def test_localizer_finds_the_boxes_of_the_evaluation(in_process, data, checkpoin
         assert prediction.box == pytest.approx(expected, abs=0.01)
 
 
+def test_a_choice_by_rule_is_the_best_of_it_on_the_held_out_images(
+    in_process, alone, data, checkpoint, tmp_path
+):
+    common = ("--checkpoint", checkpoint, "--data", data)
+    in_process(*common, "--split", "val", "--protocol", "maxbox", "--out", tmp_path / "val")
+    validation = read(tmp_path / "val")[0]
+    curves = {"global": {"value": validation["curves"]["threshold"], **validation["curves"]}}
+    curves |= validation["rule_curves"]
+    best = {}
+    for rule, curve in curves.items():
+        equals = [i for i, v in enumerate(curve["gt_known"]) if v == max(curve["gt_known"])]
+        best[rule] = max(curve["gt_known"]), curve["value"][equals[len(equals) // 2]]
+    for rule in curves:
+        shown = in_process(*common, "--rule", rule, "--out", tmp_path / rule)
+        metrics = read(tmp_path / rule)[0]
+        assert (metrics["threshold_rule"], metrics["threshold"]) == (rule, pytest.approx(best[rule][1]))
+        assert f"threshold {rule}:" in shown
+        assert "without boxes to choose by (protocol unboxed): GT-Known" in shown
+    whole = read(alone[1])[0]
+    winner = max(("between", "deviation", "global"), key=lambda rule: best[rule][0])
+    assert (whole["threshold_rule"], whole["threshold"]) == (winner, pytest.approx(best[winner][1]))
+    # The price of having no boxes stands beside it, and is what the protocol gives by itself.
+    in_process(*common, "--protocol", "unboxed", "--out", tmp_path / "unboxed")
+    alone_unboxed = read(tmp_path / "unboxed")[0]
+    for name in ("protocol", "threshold", "threshold_rule", "threshold_choice", "metrics"):
+        assert whole["unboxed"][name] == alone_unboxed[name], name
+    assert alone_unboxed["unboxed"] is None
+
+
+def test_unboxed_reads_no_box_of_the_split_that_chooses(in_process, checkpoint, tmp_path):
+    found = []
+    for boxes in ("right", "wrong"):
+        data = make_data(tmp_path / boxes, splits=(("train", 6), ("val", 16), ("test", 17)))
+        if boxes == "wrong":
+            content = json.loads((data / "val.json").read_text())
+            for annotation in content["annotations"]:
+                annotation["bbox"] = [0, 0, 9, 9]
+            (data / "val.json").write_text(json.dumps(content))
+        in_process(
+            *("--checkpoint", checkpoint, "--data", data, "--protocol", "unboxed", "--out", data / "out")
+        )
+        found.append(read(data / "out")[0])
+    assert found[0]["metrics"] == found[1]["metrics"]
+    assert found[0]["threshold_rule"] == "between"
+    assert "by the tokens of 16 images" in found[0]["threshold_choice"]
+
+
+def test_where_no_split_is_held_out_the_evaluated_images_choose(in_process, checkpoint, tmp_path, caplog):
+    data = make_data(tmp_path / "data")
+    metadata = tmp_path / "metadata"
+    (metadata / "test").mkdir(parents=True)
+    content = json.loads((data / "test.json").read_text())
+    tables = {
+        "image_ids": "{0}",
+        "class_labels": "{0},{1}",
+        "image_sizes": "{0},{2},{3}",
+        "localization": "{0},{4}",
+    }
+    for name, line in tables.items():
+        rows = []
+        for image, annotation in zip(content["images"], content["annotations"], strict=True):
+            x, y, w, h = annotation["bbox"]
+            values = image["file_name"], annotation["category_id"], image["width"], image["height"]
+            rows.append(line.format(*values, f"{x},{y},{x + w},{y + h}"))
+        (metadata / "test" / f"{name}.txt").write_text("\n".join(rows) + "\n")
+    in_process(
+        *("--checkpoint", checkpoint, "--data", metadata, "--images", data, "--layout", "wsol"),
+        *("--out", tmp_path / "out"),
+    )
+    metrics, _ = read(tmp_path / "out")
+    assert metrics["protocol"] == "unboxed"
+    assert "by the tokens of 17 images" in metrics["threshold_choice"]
+    assert "unboxed instead of heldout" in caplog.text
+
+
+def test_save_threshold(in_process, data, checkpoint, tmp_path, caplog):
+    """What heldout chose is what Localizer uses then; nothing else of the model changes."""
+    model = scm_fast.save_model(scm_fast.load_model(checkpoint), tmp_path / "model")
+    before = json.loads((model / "config.json").read_text())
+    in_process("--checkpoint", model, "--data", data, "--save-threshold", "--out", tmp_path / "out")
+    metrics, rows = read(tmp_path / "out")
+    assert "a loose choice: only 7 held-out images have boxes" in caplog.text
+    after = json.loads((model / "config.json").read_text())
+    assert after.pop("threshold") == {
+        **{"value": metrics["threshold"], "rule": metrics["threshold_rule"]},
+        **{"interpolation": "cubic"},
+    }
+    assert before.pop("threshold") is None
+    assert after == before
+    assert sorted(path.name for path in model.iterdir()) == ["config.json", "model.safetensors"]
+    (found,) = scm_fast.Localizer.from_checkpoint(model).predict(data / rows[0]["image"])
+    assert found.box == pytest.approx([float(rows[0][c]) for c in ("x0", "y0", "x1", "y1")], abs=0.01)
+    (tmp_path / "published.pth").write_bytes(b"")
+    with pytest.raises(scm_fast.InputError, match=r"published\.pth: a threshold can only be saved beside"):
+        in_process("--checkpoint", tmp_path / "published.pth", "--data", data, "--save-threshold")
+
+
+@pytest.mark.parametrize("method", ["scm", "tscam", "cls"])
+def test_mirror_and_attention_alone_serve_every_method(in_process, data, tmp_path, monkeypatch, method):
+    torch.manual_seed(0)
+    model = scm_fast.create_model(
+        "deit_tiny_patch16_224", 3, method, image_size=32, backbone_options={"depth": 1}
+    )
+    folder = scm_fast.save_model(model, tmp_path / "model")
+    seen = []
+    forward = LocalizationModel.forward
+    monkeypatch.setattr(
+        LocalizationModel, "forward", lambda self, images: seen.append(len(images)) or forward(self, images)
+    )
+    in_process(
+        *("--checkpoint", folder, "--data", data, "--strategy", "F0", "--mirror", "--out", tmp_path / "out")
+    )
+    metrics, rows = read(tmp_path / "out")
+    assert sum(seen) == 2 * (7 + 17)
+    assert (metrics["mirror"], metrics["strategy"]) == (True, "F0")
+    assert all(float(row["x1"]) > float(row["x0"]) for row in rows), "also of a 2 x 2 grid"
+
+
 def test_masks_give_pxap(in_process, checkpoint, tmp_path):
     """OpenImages' layout: PxAP equals the literal one over the model's own maps."""
     rng = np.random.default_rng(0)
@@ -430,16 +553,20 @@ def test_protocols_and_strategies_change_the_result_and_say_so(in_process, alone
         "maxbox": ("--protocol", "maxbox"),
         "published": ("--protocol", "published"),
         "fixed": ("--protocol", "fixed", "--threshold", "0.9"),
+        "rule": ("--protocol", "fixed", "--threshold", "deviation:-0.5"),
         "blocks": ("--protocol", "maxbox", "--strategy", "F4*S4"),
     }.items():
         in_process("--checkpoint", checkpoint, "--data", data, "--out", tmp_path / name, *options)
         results[name] = read(tmp_path / name)[0]
     best = results["maxbox"]["metrics"]
     assert best["gt_known"]["value"] == best["max_box_acc"]["value"]
-    assert (
-        results["maxbox"]["metrics"]["gt_known"]["value"] >= read(alone[1])[0]["metrics"]["gt_known"]["value"]
-    )
     assert results["fixed"]["threshold"] == 0.9
+    assert (results["rule"]["threshold"], results["rule"]["threshold_rule"]) == (-0.5, "deviation")
+    curve = results["maxbox"]["rule_curves"]["deviation"]
+    assert results["rule"]["metrics"]["gt_known"] == {
+        **{"value": pytest.approx(curve["gt_known"][curve["value"].index(-0.5)], abs=1e-3)},
+        **{"threshold": -0.5, "rule": "deviation"},
+    }
     assert len(results["published"]["curves"]["threshold"]) == 100
     assert "max_box_acc" not in results["published"]["metrics"], "its maps are resized otherwise"
     assert results["blocks"]["strategy"] == "F4*S4"
@@ -452,6 +579,13 @@ def test_protocols_and_strategies_change_the_result_and_say_so(in_process, alone
         (["--threshold", "0.3"], "a threshold and protocol fixed go together"),
         (["--protocol", "fixed"], "a threshold and protocol fixed go together"),
         (["--protocol", "fixed", "--threshold", "1"], r"threshold must be in \[0, 1\), got 1.0"),
+        (
+            ["--protocol", "fixed", "--threshold", "x:1"],
+            "rule must be one of global, deviation, between, got 'x'",
+        ),
+        (["--protocol", "fixed", "--threshold", "between"], "such as between:0.3, got 'between'"),
+        (["--protocol", "fixed", "--threshold", "between:nan"], "a finite number, got nan"),
+        (["--save-threshold", "--strategy", "F0"], r"is used with F0\*S0, not with --strategy F0"),
         (["--protocol", "maxbox", "--strategy", "F5*S0"], "asks for block 5, but the checkpoint has 4"),
         (["--protocol", "maxbox", "--strategy", "G0"], "expected such as F0"),
         (["--protocol", "maxbox", "--split", "dev"], "no split 'dev', only train, val, test"),

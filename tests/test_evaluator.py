@@ -162,12 +162,12 @@ def test_protocols_read_the_curves_where_they_say():
     best, val_best = middle_of_best(curve), middle_of_best(val_curve)
     assert curve[best] != curve[val_best], "the case tells the protocols apart"
 
-    fixed = protocols.fixed(test, 0.3)
+    fixed = protocols.fixed(test, Threshold(0.3))
     assert fixed.threshold == Threshold(0.3)
     assert fixed.metrics["gt_known"].value == curve[30]
     assert fixed.metrics["top5_loc"].value == test.curves["top5_loc"][30]
 
-    heldout = protocols.heldout(test, validation)
+    heldout = protocols.heldout(test, validation, "global")
     assert heldout.threshold == Threshold(test.thresholds[val_best])
     assert heldout.metrics["gt_known"].value == curve[val_best]
 
@@ -189,15 +189,14 @@ def test_protocols_read_the_curves_where_they_say():
         iou = test.iou(test.boxes_at(result.threshold)[1])
         assert share == pytest.approx(100 * ((iou >= 0.5) & test.top1_right).mean())
 
-    with pytest.raises(InputError, match=r"0\.305"):
-        protocols.fixed(test, 0.305)
-    with pytest.raises(InputError, match="heldout, fixed, maxbox, published, got 'best'"):
+    with pytest.raises(InputError, match="heldout, unboxed, fixed, maxbox, published, got 'best'"):
         protocols.result_under("best", test)
 
 
-def test_any_threshold_can_be_fixed_at_the_default_step():
+@pytest.mark.parametrize("step", [0.001, 0.3])
+def test_any_threshold_can_be_fixed_at_any_step(step):
     images = make_images(6)
-    evaluator = Evaluator()
+    evaluator = Evaluator(step)
     accumulate(evaluator, images)
     metrics = evaluator.compute()
     for threshold in (0, 0.1, 0.12, 1 / 3, 0.7071, 0.99999):
@@ -307,7 +306,7 @@ def figures(metrics):
     result = protocols.maxbox(metrics)
     return {
         "count": len(metrics),
-        "metrics": {name: [metric.value, metric.threshold] for name, metric in result.metrics.items()},
+        "metrics": {name: [metric.value, str(metric.threshold)] for name, metric in result.metrics.items()},
         "errors": result.errors,
         "baselines": result.baselines,
         "curves": {name: curve.tolist() for name, curve in metrics.curves.items()},

@@ -305,7 +305,9 @@ def test_a_checkpoint_of_a_real_model_predicts_the_same(tmp_path):
     ids=["too large", "negative", "floats", "wrong batch", "list"],
 )
 def test_wrong_classes_are_named(classes, message):
-    localization = Localization(torch.zeros(2, 7), torch.rand(2, 4, 4), torch.rand(2, 7, 4, 4))
+    localization = Localization(
+        torch.zeros(2, 7), torch.rand(2, 4, 4), torch.rand(2, 7, 4, 4), torch.rand(2, 3, 4, 4)
+    )
     with pytest.raises(InputError, match=message):
         localization.activation_map(classes)
 

@@ -91,7 +91,7 @@ def test_metrics_stand_beside_baselines_and_published_rows(page, evaluated):
     known = result.metrics["gt_known"]
     full, centre = (result.baselines[name]["gt_known"] for name in ("full image", "centre box"))
     assert table["GT-Known"] == [f"{v:.2f}" for v in (known.value,)] + [
-        f"{known.threshold:.3f}",
+        f"global {known.threshold.value:.3f}",
         f"{full:.2f}",
         f"{centre:.2f}",
     ]

@@ -30,7 +30,7 @@ from scm_fast.data import open_dataset
 from scm_fast.data.layouts import registry
 from scm_fast.files import readable_size, replacing
 from scm_fast.spatial_calibration import PRESETS
-from scm_fast.threshold import Threshold
+from scm_fast.threshold import DEFAULT_THRESHOLD, Threshold
 from scm_fast.training import TrainConfig, Trainer, make_config
 from scm_fast.training.config import PRESET_DEFAULTS
 from scm_fast.training.logs import CsvLog
@@ -440,6 +440,7 @@ class TestTrainer:
             {"channels_last": True, "grad_checkpointing": True, "method": "tscam"},
             {"method": "cls", "preset": "official"},
             {"backend": "reference", "protocol": "fixed", "threshold": 0.2, "micro_batch": 2},
+            {"rule": "deviation"},
             {"protocol": "published", "val_split": "test", "best_metric": "gt_known_published"},
         ],
         ids=lambda fields: " ".join(f"{key}={value}" for key, value in fields.items()),
@@ -454,6 +455,8 @@ class TestTrainer:
         assert kept.name == f"best_{config.best_metric}"
         if config.threshold is not None:
             assert load_model(kept).config.threshold == Threshold(config.threshold)
+        if config.rule != "best":
+            assert load_model(kept).config.threshold.rule == config.rule
         with (trainer.folder.path / "log.csv").open() as file:
             assert math.isfinite(float(next(csv.DictReader(file))["train_loss"]))
 
@@ -503,15 +506,16 @@ class TestTrainer:
         assert re.search(r"epoch 1/1: .* 5/20 .* images/s, loss=\d\.\d+, run_left=0:\d\d:\d\d", shown), shown
 
     def test_folder_without_boxes(self, tmp_path, capsys):
-        """Classification chooses the model, there is no threshold, and that is said."""
+        """Classification chooses the model, the images the threshold, and that is said."""
         config = tiny(tmp_path / "run", str(write_folder(tmp_path / "pets")))
         trainer = Trainer(config, CPU)
         trainer.fit()
         assert trainer.kept_model() == "best_top1_cls"
         result = evaluate_kept_model(config, trainer.source, trainer.folder.path / "best_top1_cls", CPU, None)
-        assert result.protocol == "maxbox"
+        assert result.protocol == "unboxed"
         assert set(result.metrics) == {"top1_cls"}
-        assert load_model(trainer.folder.path / "last").config.threshold is None
+        assert load_model(trainer.folder.path / "last").config.threshold == DEFAULT_THRESHOLD
         shown = capsys.readouterr().out
         assert "Top-1 classification" in shown
-        assert "no threshold: there are no boxes to choose it by" in shown
+        assert re.search(r"epoch 1/1: .*, threshold between:0\.2 without boxes, ", shown), shown
+        assert "protocol unboxed; threshold between:0.2, the default: " in shown

@@ -19,6 +19,7 @@ class LocalizationDataset:
 
     class_names: one name per label.
     records: a sequence of `Record` (id, label, size, boxes, masks, path).
+    pseudo_boxes: the file or folder of the boxes, if these are not the data set's own.
     left_out: the problems of images that `skip_bad_images` removed.
     """
 
@@ -27,6 +28,7 @@ class LocalizationDataset:
         self.split = split.name
         self.root = root
         self.class_names = split.class_names
+        self.pseudo_boxes = split.pseudo_boxes
         self.upright = split.upright
         self.left_out = list(left_out)
         self.records = RecordTable(split.records, split.image_root)

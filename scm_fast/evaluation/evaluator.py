@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import InputError
-from ..threshold import INTERPOLATIONS, threshold_level
+from ..threshold import CUTS, INTERPOLATIONS, map_statistics
 from .boxes import EVALUATION_SIZE, box_iou, resize_map, scale_to_evaluation, thresholds
 from .metrics import DELTAS, TOP, SplitMetrics
 from .pixels import pixel_counts
+from .separation import VALUES
 from .sweep import boxes_at_levels
 from .table import Cuts, EvaluationTable
 
@@ -32,8 +33,7 @@ class Evaluator:
             metrics = evaluator.compute()
 
     Args:
-        step: distance of the thresholds that are tried, 0, step, 2 step, ... below 1.
-        fixed: further thresholds at which figures will be asked for.
+        step: distance of the global thresholds that are tried, 0, step, 2 step, ... below 1.
         size: (width, height) at which boxes are compared.
         interpolation: how maps are resized to `size`: `cubic` (the reference evaluator) or `linear`.
         num_classes: of the model, if known: with five or fewer, Top-5 says nothing and is left out.
@@ -44,7 +44,6 @@ class Evaluator:
     def __init__(
         self,
         step: float = 0.001,
-        fixed: Sequence[float] = (),
         size: tuple[int, int] = EVALUATION_SIZE,
         interpolation: str = "cubic",
         num_classes: int | None = None,
@@ -54,9 +53,7 @@ class Evaluator:
             raise InputError(
                 f"interpolation must be one of {', '.join(INTERPOLATIONS)}, got {interpolation!r}"
             )
-        steps = thresholds(step)
-        levels = np.unique([threshold_level(t) for t in (*steps, *fixed)])
-        self.cuts = Cuts(steps, levels, size, interpolation)
+        self.cuts = Cuts(thresholds(step), size, interpolation)
         self._num_classes = num_classes
         self._dtype = np.uint8 if max(size) <= 256 else np.uint16
         self._parts: list[EvaluationTable] = []
@@ -79,6 +76,7 @@ class Evaluator:
         boxes: Sequence[ArrayLike],
         image_size: ArrayLike,
         masks: Sequence[NDArray[np.uint8] | None] | None = None,
+        separation: NDArray | None = None,
     ) -> None:
         """Add a batch. The maps are not kept: they are reduced to boxes before the next batch returns.
 
@@ -91,6 +89,8 @@ class Evaluator:
             boxes: per image its ground-truth boxes (n, 4) in pixels of the original; n may be 0.
             image_size: (B, 2) width and height of the originals.
             masks: per image None or `read_masks(...)` at the evaluation size.
+            separation: (B, K), `token_separation(...)` of the best class's maps, by which a threshold is chosen
+                where there are no boxes.
         """
         index = np.asarray(index, dtype=np.int64)
         maps = np.asarray(maps)
@@ -117,6 +117,9 @@ class Evaluator:
                 "top_class": top_class,
                 "top_score": _five_columns(np.asarray(top_score, dtype=np.float32), 0),
                 "image_size": sizes,
+                "separation": np.asarray(
+                    np.zeros((count, len(VALUES))) if separation is None else separation, dtype=np.float32
+                ),
                 "truth_count": np.array([len(t) for t in truth], dtype=np.int32),
                 "truth": np.concatenate([*truth, np.zeros((0, 4))]).astype(np.int32),
             },
@@ -147,6 +150,8 @@ class Evaluator:
                 **columns,
                 true_class_box=np.stack([image.true_class for image in images]),
                 top_class_box=np.stack([image.top_class for image in images]),
+                true_class_statistics=np.stack([image.statistics[0] for image in images]),
+                top_class_statistics=np.stack([image.statistics[1] for image in images]),
                 every_box_hit=np.stack([image.every_hit for image in images]),
                 has_mask=np.array([image.pixel_count is not None for image in images]),
                 pixel_count=np.stack(counts) if counts else self._no_pixels(),
@@ -158,16 +163,18 @@ class Evaluator:
 
     def _empty(self) -> EvaluationTable:
         """No image at all: what a process with nothing to do contributes."""
-        levels = len(self.cuts.levels)
         return EvaluationTable(
             index=np.zeros(0, np.int64),
             label=np.zeros(0, np.int32),
             top_class=np.zeros((0, TOP), np.int32),
             top_score=np.zeros((0, TOP), np.float32),
             image_size=np.zeros((0, 2), np.int32),
-            true_class_box=np.zeros((0, levels, 4), self._dtype),
-            top_class_box=np.zeros((0, levels, 4), self._dtype),
-            every_box_hit=np.zeros((0, len(DELTAS), (levels + 7) // 8), np.uint8),
+            true_class_box=np.zeros((0, CUTS, 4), self._dtype),
+            top_class_box=np.zeros((0, CUTS, 4), self._dtype),
+            true_class_statistics=np.zeros((0, 3)),
+            top_class_statistics=np.zeros((0, 3)),
+            separation=np.zeros((0, len(VALUES)), np.float32),
+            every_box_hit=np.zeros((0, len(DELTAS), (CUTS + 7) // 8), np.uint8),
             truth_count=np.zeros(0, np.int32),
             truth=np.zeros((0, 4), np.int32),
             has_mask=np.zeros(0, bool),
@@ -183,12 +190,15 @@ def _five_columns(values: NDArray, fill: int) -> NDArray:
 
 # Maps to boxes, in a pool of processes.
 
+_LEVELS = np.arange(CUTS)
+
 
 class ImageBoxes(NamedTuple):
     """What the maps of one image are reduced to."""
 
     true_class: NDArray[np.unsignedinteger]  # (L, 4)
     top_class: NDArray[np.unsignedinteger]  # (L, 4)
+    statistics: NDArray[np.float64]  # (2, 3), of the ground-truth class's map and the best class's
     every_hit: NDArray[np.uint8]  # (deltas, ceil(L / 8)), packed bits
     pixel_count: NDArray[np.uint32] | None  # (2, bins)
 
@@ -207,18 +217,21 @@ class BoxExtractor:
         ground-truth boxes; judged: see `read_masks`."""
         cuts = self.cuts
         scores = resize_map(maps[0], cuts.size, cuts.interpolation)
-        true_class = boxes_at_levels(scores, cuts.levels, truth, DELTAS[0])
+        true_class = boxes_at_levels(scores, _LEVELS, truth, DELTAS[0])
         top_class = true_class.largest
+        statistics = [map_statistics(scores)] * 2
         if not same_class:
             top_scores = resize_map(maps[1], cuts.size, cuts.interpolation)
-            top_class = boxes_at_levels(top_scores, cuts.levels, truth[:0], DELTAS[0]).largest
-        hits = np.zeros((len(DELTAS), len(cuts.levels)), dtype=bool)
+            top_class = boxes_at_levels(top_scores, _LEVELS, truth[:0], DELTAS[0]).largest
+            statistics[1] = map_statistics(top_scores)
+        hits = np.zeros((len(DELTAS), CUTS), dtype=bool)
         if len(truth):
             best = np.maximum.reduceat(box_iou(true_class.every, truth).max(axis=1), true_class.starts)
             hits = best >= np.array(DELTAS)[:, None]
         return ImageBoxes(
             true_class.largest.astype(self.dtype),
             top_class.astype(self.dtype),
+            np.array(statistics),
             np.packbits(hits, axis=1),
             None if judged is None else pixel_counts(scores, judged, cuts.thresholds),
         )

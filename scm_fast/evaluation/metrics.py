@@ -39,13 +39,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
-from ..threshold import Threshold, threshold_level
+from ..threshold import CUTS, RULES, MapStatistics, Threshold, cut_levels
 from .boxes import box_area
 from .pixels import pixel_average_precision
 from .table import Cuts, EvaluationTable
 
 TOP = 5  # classes that are kept of each image
 DELTAS = (0.3, 0.5, 0.7)
+# Values of the rules of each image's own that curves are over; those of `global` are the evaluator's thresholds.
+RULE_VALUES = {
+    "deviation": np.round(np.arange(-1, 2.01, 0.05), 2),
+    "between": np.round(np.arange(-1, 1.51, 0.05), 2),
+}
 KINDS = ("correct", "class", "multi_instance", "part", "more", "region")
 # IoU is needed for every image and level; a chunk of images at a time keeps the scratch memory at some MB.
 _CHUNK = 256
@@ -54,7 +59,7 @@ _CHUNK = 256
 class SplitMetrics:
     """What an `Evaluator` computed: threshold curves, and the figures at a threshold.
 
-    `thresholds` is (T,); every curve is (T,) too, in percent.
+    `thresholds` is (T,), the values of the rule `global`; a rule's curves are over its `values`, in percent.
 
     num_classes: of the model; None if that is not known.
     """
@@ -63,6 +68,7 @@ class SplitMetrics:
         self.table = table
         self.cuts = cuts
         self.has_top5 = num_classes is None or num_classes > TOP
+        self.pseudo_boxes: str | None = None  # where the boxes are from, if they are not the data set's own
 
     def __len__(self) -> int:
         return len(self.table)
@@ -88,30 +94,52 @@ class SplitMetrics:
     def classification(self) -> dict[str, float]:
         return self._known({"top1_cls": percent(self.top1_right), "top5_cls": percent(self.top5_right)})
 
+    def values(self, rule: str) -> NDArray[np.float64]:
+        """(V,), of a threshold rule, ascending."""
+        return self.thresholds if rule == "global" else RULE_VALUES[rule]
+
     @property
     def curves(self) -> dict[str, NDArray[np.float64]]:
-        """`gt_known`, `gt_known@0.3`, `gt_known@0.7`, `top1_loc`, `top5_loc`, `gt_known_published`, and
-        `every_box@0.3`, `@0.5`, `@0.7` (a hit of any contour's box); empty without ground-truth boxes."""
-        rows = np.searchsorted(self.cuts.levels, [threshold_level(t) for t in self.thresholds])
-        return {name: values[rows] for name, values in self._level_curves.items()}
+        """Over the global thresholds, see `rule_curves`."""
+        return self.rule_curves["global"]
 
     @cached_property
-    def _level_curves(self) -> dict[str, NDArray[np.float64]]:
-        """The curves over the L levels."""
+    def rule_curves(self) -> dict[str, dict[str, NDArray[np.float64]]]:
+        """Of every rule, over its values: `gt_known`, `gt_known@0.3`, `gt_known@0.7`, `top1_loc`, `top5_loc`,
+        `gt_known_published`, and `every_box@0.3`, `@0.5`, `@0.7` (a hit of any contour's box); empty without
+        ground-truth boxes."""
         rows = np.flatnonzero(self.has_boxes)
-        if not len(rows):
-            return {}
-        levels = self.table.true_class_box.shape[1]
-        sums: dict[str, NDArray[np.int64]] = {}
+        sums: dict[str, dict[str, NDArray[np.int64]]] = {rule: {} for rule in RULES}
         for begin in range(0, len(rows), _CHUNK):
             chunk = rows[begin : begin + _CHUNK]
             part = self.table.select(chunk)
-            hits = self._hits(part, chunk, part.true_class_box, part.top_class_box)
-            every = np.unpackbits(part.every_box_hit, axis=2, count=levels).astype(bool)
+            hits = self._hits(part, chunk, part.true_class_box, part.top_class_box)  # each (n, L)
+            every = np.unpackbits(part.every_box_hit, axis=2, count=CUTS).astype(bool)
             hits |= {f"every_box@{delta}": every[:, position] for position, delta in enumerate(DELTAS)}
-            for name, values in hits.items():
-                sums[name] = sums.get(name, 0) + values.sum(axis=0, dtype=np.int64)
-        return {name: 100 * total / len(rows) for name, total in sums.items()}
+            for rule, totals in sums.items():
+                true_class, top_class = self._levels(part, rule, self.values(rule))
+                for name, hit in hits.items():
+                    levels = top_class if name == "gt_known_published" else true_class
+                    if rule == "global":  # all images are cut at the same levels
+                        count = hit.sum(axis=0, dtype=np.int64)[levels[0]]
+                    else:
+                        count = np.take_along_axis(hit, levels, axis=1).sum(axis=0, dtype=np.int64)
+                    totals[name] = totals.get(name, 0) + count
+        return {
+            rule: {name: 100 * total / len(rows) for name, total in totals.items()}
+            for rule, totals in sums.items()
+        }
+
+    @staticmethod
+    def _levels(
+        part: EvaluationTable, rule: str, values: NDArray | list[float]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where a rule with V values cuts the n images' maps of the ground-truth and of the best class, (n, V)."""
+        true_class, top_class = (
+            cut_levels(rule, np.asarray(values), MapStatistics(*statistics.T[:, :, None]))
+            for statistics in (part.true_class_statistics, part.top_class_statistics)
+        )
+        return true_class, top_class
 
     def _hits(
         self,
@@ -137,13 +165,13 @@ class SplitMetrics:
         """Without Top-5 where that says nothing."""
         return {name: v for name, v in figures.items() if self.has_top5 or not name.startswith("top5")}
 
-    def best(self, curve: str) -> tuple[float, float]:
-        """(value, threshold) of a curve's maximum; of equal thresholds the middle one, which is likeliest to
-        serve other images as well."""
-        values = self.curves[curve]
+    def best(self, curve: str, rule: str = "global") -> tuple[float, float]:
+        """(value in percent, the rule's value) of a curve's maximum; of equals the middle one, which is
+        likeliest to serve other images as well."""
+        values = self.rule_curves[rule][curve]
         equals = np.flatnonzero(values == values.max())
         position = equals[len(equals) // 2]
-        return float(values[position]), float(self.thresholds[position])
+        return float(values[position]), float(self.values(rule)[position])
 
     @property
     def max_box_acc(self) -> tuple[float, float]:
@@ -161,28 +189,22 @@ class SplitMetrics:
             return None
         return pixel_average_precision(self.table.pixel_count.sum(axis=0, dtype=np.int64))
 
-    def threshold(self, value: float) -> Threshold:
-        """A global threshold for maps that are resized as these were."""
-        return Threshold(value, interpolation=self.cuts.interpolation)
+    def threshold(self, value: float, rule: str = "global") -> Threshold:
+        """For maps that are resized as these were."""
+        return Threshold(value, rule, self.cuts.interpolation)
 
-    def level_rows(self, threshold: Threshold) -> NDArray[np.integer]:
-        """(N,), for each image the row of the levels at which `threshold` cuts its maps."""
+    def boxes_at(self, threshold: Threshold) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Boxes (N, 4) of the ground-truth class's and of the best class's map, at the evaluation size."""
         if threshold.interpolation != self.cuts.interpolation:
             raise InputError(
                 f"the threshold is for maps with {threshold.interpolation} interpolation, these maps have "
                 f"{self.cuts.interpolation}"
             )
-        level = threshold_level(threshold.value)
-        row = int(np.searchsorted(self.cuts.levels, level))
-        if row == len(self.cuts.levels) or self.cuts.levels[row] != level:
-            raise InputError(f"threshold must be one that the evaluator was asked for, got {threshold.value}")
-        return np.full(len(self.table), row)
-
-    def boxes_at(self, threshold: Threshold) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Boxes (N, 4) of the ground-truth class's and of the best class's map, at the evaluation size."""
-        rows = np.arange(len(self.table)), self.level_rows(threshold)
-        return self.table.true_class_box[rows].astype(np.int64), self.table.top_class_box[rows].astype(
-            np.int64
+        table, rows = self.table, np.arange(len(self.table))
+        true_class, top_class = self._levels(table, threshold.rule, [threshold.value])
+        return (
+            table.true_class_box[rows, true_class[:, 0]].astype(np.int64),
+            table.top_class_box[rows, top_class[:, 0]].astype(np.int64),
         )
 
     def at(self, threshold: Threshold) -> dict[str, float]:
@@ -191,6 +213,11 @@ class SplitMetrics:
         true_class, top_class = self.boxes_at(threshold)
         hits = self._hits(self.table.select(rows), rows, true_class[rows, None], top_class[rows, None])
         return {name: 100 * int(values.sum()) / len(rows) for name, values in hits.items() if "@" not in name}
+
+    @property
+    def blank_maps(self) -> int:
+        """How many images have a map of the best class that is constant or not of finite numbers."""
+        return int((self.table.top_class_statistics[:, MapStatistics._fields.index("std")] == 0).sum())
 
     def iou(self, boxes: NDArray) -> NDArray[np.float64]:
         """Best IoU of one box per image (N, 4) with its ground truth, (N,); NaN for images without any."""

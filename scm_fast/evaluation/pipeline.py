@@ -22,15 +22,18 @@ from .. import distributed
 from ..data import Batch, DataSource, LocalizationDataset, Problem, build_evaluation_loader
 from ..errors import InputError
 from ..models import LocalizationModel
+from ..threshold import BEST, Threshold, check_rule
 from .evaluator import Evaluator
 from .metrics import TOP, SplitMetrics
 from .pixels import read_masks
 from .predictor import Predictor
-from .protocols import PROTOCOLS, check_protocol, result_under
+from .protocols import HELDOUT_RULES, PROTOCOLS, check_protocol, result_under
 from .report.gallery import choose_examples
 from .results import ImageMaps, SplitResult
+from .separation import token_separation
 
 logger = logging.getLogger("scm_fast")
+FEW_HELD_OUT = 50  # images with boxes: the best value of fewer may be far from that of others
 
 
 @dataclass(frozen=True)
@@ -39,17 +42,21 @@ class EvaluationSettings:
 
     protocol: see `protocols`.
     threshold: for protocol `fixed`.
-    split, val_split: the one whose figures are wanted, and the one on which `heldout` chooses.
-    step: distance of the thresholds that are tried, unless the protocol prescribes it.
+    rule: of the threshold that `heldout` chooses; `best` for the best of all.
+    split, val_split: the one whose figures are wanted, and the one on which `heldout` and `unboxed` choose.
+    validation: whether `split` is looked at to choose by it, as in training: then it may have pseudo-boxes.
+    step: distance of the global thresholds that are tried, unless the protocol prescribes it.
     batch_size: images per process.
     workers: loading processes; None for as many as the cores allow.
     report: whether there will be one, which shows the maps of some images: they are kept for it.
     """
 
     protocol: str = "heldout"
-    threshold: float | None = None
+    threshold: Threshold | None = None
+    rule: str = BEST
     split: str = "test"
     val_split: str = "val"
+    validation: bool = False
     step: float = 0.001
     batch_size: int = 64
     workers: int | None = None
@@ -57,39 +64,58 @@ class EvaluationSettings:
 
     def __post_init__(self) -> None:
         check_protocol(self.protocol)
+        check_rule(self.rule, HELDOUT_RULES)
         if (self.threshold is None) == (self.protocol == "fixed"):
             raise InputError("a threshold and protocol fixed go together")
-        if self.threshold is not None and not 0 <= self.threshold < 1:
-            raise InputError(f"threshold must be in [0, 1), got {self.threshold}")
 
 
 def evaluate(predictor: Predictor, source: DataSource, settings: EvaluationSettings) -> SplitResult:
     """The figures of a split. All processes call it together; each evaluates its share and knows the whole.
 
-    Without boxes in one of its two splits `heldout` cannot choose. Then it is `maxbox`, which the result says,
-    and a warning if that changes figures: without boxes in the evaluated split there are none to change.
+    Without boxes in the validation split `heldout` cannot choose. Then it is `unboxed`, which the result says,
+    and a warning. Without such a split the evaluated images choose.
     """
-    dataset = source.split(settings.split)
+    dataset = source.validation(settings.split) if settings.validation else source.split(settings.split)
     check_classes(predictor.model, dataset)
-    protocol, validation = settings.protocol, None
-    if protocol == "heldout":
-        held_out = source.split(settings.val_split)
-        check_classes(predictor.model, held_out)
-        if dataset.records.has_boxes and held_out.records.has_boxes:
-            validation = _predict_split(predictor, held_out, source, settings).metrics
-        else:
-            protocol = "maxbox"
-            if dataset.records.has_boxes and distributed.is_first():
-                logger.warning(
-                    "protocol maxbox instead of heldout: there are no boxes in split %s", held_out.split
-                )
+    protocol, held_out = settings.protocol, None
+    if protocol in ("heldout", "unboxed"):
+        held_out = _held_out(predictor, source, settings)
+        if protocol == "heldout" and not (held_out and held_out.records.has_boxes):
+            protocol = "unboxed"
+            _warn(f"protocol unboxed instead of heldout: there are no boxes in split {settings.val_split}")
+    validation = None
+    if held_out is not None and held_out is not dataset:
+        validation = _predict_split(predictor, held_out, source, settings).metrics
+        with_boxes = int(validation.has_boxes.sum())
+        if protocol == "heldout" and with_boxes < FEW_HELD_OUT:
+            _warn(f"the threshold is a loose choice: only {with_boxes} held-out images have boxes")
     maps: dict[int, ImageMaps] | None = {} if settings.report else None
     predicted = _predict_split(predictor, dataset, source, settings, maps)
-    result = result_under(protocol, predicted.metrics, validation, settings.threshold)
-    done = SplitResult(dataset, *predicted, result, _about(predictor, source, settings))
+    if blank := predicted.metrics.blank_maps:
+        _warn(f"{blank} images of split {dataset.split} have a map that is constant or not of finite numbers")
+    validation = validation or predicted.metrics
+    result = result_under(protocol, predicted.metrics, validation, settings.threshold, settings.rule)
+    unboxed = result_under("unboxed", predicted.metrics, validation) if protocol == "heldout" else None
+    done = SplitResult(dataset, *predicted, result, _about(predictor, source, settings), unboxed)
     if maps is not None:
         done.maps = _maps_of_examples(done, maps)
     return done
+
+
+def _held_out(
+    predictor: Predictor, source: DataSource, settings: EvaluationSettings
+) -> LocalizationDataset | None:
+    """The validation split, which may be the evaluated one; None if there is none or it is empty."""
+    if settings.val_split not in source.split_names() and source.val_boxes is None:
+        return None
+    held_out = source.validation(settings.val_split)
+    check_classes(predictor.model, held_out)
+    return held_out if len(held_out) else None
+
+
+def _warn(sentence: str) -> None:
+    if distributed.is_first():
+        logger.warning(sentence)
 
 
 def check_classes(model: LocalizationModel, dataset: LocalizationDataset) -> None:
@@ -125,7 +151,6 @@ def _predict_split(
     with (
         Evaluator(
             prescribed.step or settings.step,
-            () if settings.threshold is None else (settings.threshold,),
             interpolation=prescribed.interpolation,
             num_classes=dataset.num_classes,
         ) as evaluator,
@@ -143,6 +168,7 @@ def _predict_split(
             count = len(batch.indices) * distributed.world_size()
             progress.update(min(count, len(dataset) - progress.n))
         metrics = evaluator.compute()
+        metrics.pseudo_boxes = dataset.pseudo_boxes
     unread = [problem for part in distributed.gather(loader.left_out) for problem in part.values()]
     left_out = [*dataset.left_out, *sorted(unread, key=str)]
     return _Predicted(metrics, left_out, time.perf_counter() - begin)
@@ -173,6 +199,7 @@ def _accumulate(
         boxes=[record.boxes for record in records],
         image_size=[dataset.size(index) for index in indices],
         masks=[read_masks(r.masks, r.ignore_mask, size) if r.masks else None for r in records],
+        separation=token_separation(activations[:, 1], localization.tokens),
     )
     if maps is not None:
         attention = localization.attention.float().cpu().numpy()
@@ -201,11 +228,27 @@ def _about(predictor: Predictor, source: DataSource, settings: EvaluationSetting
         "method": config.method,
         "data": str(source.root),
         "split": settings.split,
+        "val_boxes": None if source.val_boxes is None else _pseudo_boxes(source, settings),
         "strategy": str(predictor.strategy),
+        "mirror": predictor.mirror,
         "amp": None if predictor.amp is None else str(predictor.amp).removeprefix("torch."),
         "versions": {
             "scm_fast": scm_fast.__version__,
             "torch": torch.__version__,
             "opencv": cv2.__version__,
         },
+    }
+
+
+def _pseudo_boxes(source: DataSource, settings: EvaluationSettings) -> dict[str, Any]:
+    """Which boxes stand in for those of the validation split, and for how many of its images."""
+    name = settings.split if settings.validation else settings.val_split
+    dataset = source.validation(name)
+    counts = dataset.records.box_counts
+    return {
+        "file": dataset.pseudo_boxes,
+        "split": name,
+        "boxes": int(counts.sum()),
+        "images": len(dataset),
+        "images_with_boxes": int((counts > 0).sum()),
     }

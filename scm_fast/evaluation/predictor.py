@@ -96,6 +96,7 @@ class Predictor:
     """A model with the device and precision it runs in.
 
     name: of the checkpoint that the model is from, for people.
+    mirror: whether logits and maps are the mean of the image's and of its mirror image's: two passes.
     """
 
     model: LocalizationModel
@@ -103,6 +104,7 @@ class Predictor:
     strategy: Strategy = Strategy()
     amp: torch.dtype | None = None
     name: str = ""
+    mirror: bool = False
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -113,7 +115,28 @@ class Predictor:
     @torch.inference_mode()
     def __call__(self, images: Tensor, choose: Callable[[Tensor], Tensor]) -> tuple[Localization, Tensor]:
         """`choose` makes the classes (B, k) from the logits (B, C); gives their maps (B, k, H, W)."""
+        localization = self._forward(images)
+        if not self.mirror:
+            return localization, self.strategy.maps(self.model, localization, choose(localization.logits))
+        mirrored = self._forward(images.flip(-1))
+        mean = _mean(localization, mirrored)
+        classes = choose(mean.logits)
+        maps, others = (self.strategy.maps(self.model, part, classes) for part in (localization, mirrored))
+        return mean, (maps + others.flip(-1)) / 2
+
+    def _forward(self, images: Tensor) -> Localization:
         with torch.autocast(self.device.type, dtype=self.amp, enabled=self.amp is not None):
-            localization = self.model(images)
-        classes = choose(localization.logits)
-        return localization, self.strategy.maps(self.model, localization, classes)
+            return self.model(images)
+
+
+def _mean(own: Localization, mirrored: Localization) -> Localization:
+    """Of an image's outputs and those of its mirror image, which are turned back."""
+    semantic = None
+    if own.semantic is not None and mirrored.semantic is not None:
+        semantic = (own.semantic + mirrored.semantic.flip(-1)) / 2
+    return Localization(
+        (own.logits + mirrored.logits) / 2,
+        (own.attention + mirrored.attention.flip(-1)) / 2,
+        semantic,
+        (own.tokens + mirrored.tokens.flip(-1)) / 2,
+    )

@@ -2,13 +2,14 @@
 
 | name        | threshold                                                | to be used for                          |
 |-------------|----------------------------------------------------------|-----------------------------------------|
-| `heldout`   | best GT-Known on a validation split                      | a fair figure; the default              |
+| `heldout`   | rule and value of best GT-Known on a validation split    | a fair figure; the default              |
+| `unboxed`   | chosen on the images of a validation split without boxes | what to expect where nobody drew boxes  |
 | `fixed`     | given                                                    | a deployed model, TS-CAM's table        |
 | `maxbox`    | best GT-Known on the evaluated images themselves         | the reference evaluator's MaxBoxAcc, V2 |
 | `published` | on the evaluated images, another one for each metric     | the SCM paper's table                   |
 
-`published` also resizes maps bilinearly and tries 100 thresholds, and what it calls GT-Known takes the map of
-the best class. All of them choose a threshold by the rule `global`.
+`maxbox` and `published` know the rule `global` alone, as the field does. `published` also resizes maps
+bilinearly and tries 100 thresholds, and what it calls GT-Known takes the map of the best class.
 """
 
 from __future__ import annotations
@@ -16,8 +17,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..errors import InputError
-from ..threshold import Threshold
+from ..threshold import BEST, RULES, Threshold, check_rule
 from .metrics import SplitMetrics, kind_shares, percent
+from .separation import choose_unboxed
+
+# What may choose under `heldout`; of rules that are equally good, the first.
+HELDOUT_RULES = (BEST, *reversed(RULES))
 
 # Every metric, in the order of tables, with the name that people know it by.
 METRIC_NAMES = {
@@ -48,6 +53,7 @@ class Maps:
 
 PROTOCOLS = {
     "heldout": Maps(),
+    "unboxed": Maps(),
     "fixed": Maps(),
     "maxbox": Maps(),
     "published": Maps("linear", 0.01),
@@ -57,7 +63,7 @@ PROTOCOLS = {
 @dataclass(frozen=True)
 class Metric:
     value: float  # percent
-    threshold: float | None = None  # at which it was read; None if it has none, or one for each IoU
+    threshold: Threshold | None = None  # at which it was read; None if it has none, or one for each IoU
 
 
 @dataclass(frozen=True)
@@ -81,31 +87,45 @@ def result_under(
     protocol: str,
     test: SplitMetrics,
     validation: SplitMetrics | None = None,
-    threshold: float | None = None,
+    threshold: Threshold | None = None,
+    rule: str = BEST,
 ) -> Result:
-    """The figures of `test`; `heldout` needs the validation split's metrics, `fixed` a threshold."""
+    """The figures of `test`; `heldout` and `unboxed` need the validation split's metrics, `fixed` a threshold."""
     check_protocol(protocol)
-    if protocol == "heldout":
-        assert validation is not None
-        return heldout(test, validation)
     if protocol == "fixed":
         assert threshold is not None
         return fixed(test, threshold)
+    if protocol in ("heldout", "unboxed"):
+        assert validation is not None
+        return heldout(test, validation, rule) if protocol == "heldout" else unboxed(test, validation)
     return maxbox(test) if protocol == "maxbox" else published(test)
 
 
-def fixed(test: SplitMetrics, threshold: float) -> Result:
+def fixed(test: SplitMetrics, threshold: Threshold) -> Result:
     """Every metric at the threshold that the caller gives."""
-    return _at_threshold(test, "fixed", test.threshold(threshold), f"fixed at {threshold:g}")
+    return _at_threshold(test, "fixed", threshold, f"fixed at {threshold}")
 
 
-def heldout(test: SplitMetrics, validation: SplitMetrics) -> Result:
-    """The threshold of the best GT-Known on the validation split, applied to the test split."""
-    if not (validation.has_boxes.any() and test.has_boxes.any()):
-        raise InputError("protocol heldout needs boxes in the validation and the test split")
-    threshold = test.threshold(validation.best("gt_known")[1])
-    choice = f"{threshold}, the best GT-Known on {len(validation)} held-out images"
+def heldout(test: SplitMetrics, validation: SplitMetrics, rule: str = BEST) -> Result:
+    """Rule and value of the best GT-Known on the validation split, applied to the test split.
+
+    rule: one of `RULES`, or `best` for the one of them that is.
+    """
+    check_rule(rule, HELDOUT_RULES)
+    if not validation.has_boxes.any():
+        raise InputError("protocol heldout needs boxes in the validation split")
+    candidates = HELDOUT_RULES[1:] if rule == BEST else (rule,)
+    best = max(candidates, key=lambda name: validation.best("gt_known", name)[0])  # the first of equals
+    threshold = test.threshold(validation.best("gt_known", best)[1], best)
+    count = int(validation.has_boxes.sum())
+    choice = f"{threshold}, the best GT-Known on {_boxes_of(validation, f'{count} held-out images')}"
     return _at_threshold(test, "heldout", threshold, choice)
+
+
+def unboxed(test: SplitMetrics, validation: SplitMetrics) -> Result:
+    """A threshold that the images of the validation split choose without their boxes."""
+    threshold, reason = choose_unboxed(validation.table.separation, test.cuts.interpolation)
+    return _at_threshold(test, "unboxed", threshold, f"{threshold}, {reason}")
 
 
 def maxbox(test: SplitMetrics) -> Result:
@@ -113,7 +133,7 @@ def maxbox(test: SplitMetrics) -> Result:
     if not test.has_boxes.any():
         return _at_threshold(test, "maxbox", None, "none: no boxes to choose it by")
     threshold = test.threshold(test.max_box_acc[1])
-    choice = f"{threshold}, the best GT-Known on the evaluated images themselves"
+    choice = f"{threshold}, the best GT-Known on {_boxes_of(test, 'the evaluated images themselves')}"
     return _at_threshold(test, "maxbox", threshold, choice)
 
 
@@ -125,10 +145,18 @@ def published(test: SplitMetrics) -> Result:
     curves = test.curves
     for name in ("top1_loc", "top5_loc", "gt_known", "gt_known_published"):
         if name in curves:
-            metrics[name] = Metric(*test.best(name))
-    threshold = test.threshold(test.best("gt_known_published")[1])
+            value, threshold = test.best(name)
+            metrics[name] = Metric(value, test.threshold(threshold))
+    of_boxes = test.threshold(test.best("gt_known_published")[1])
     choice = "each metric's own best on the evaluated images themselves"
-    return _with_boxes(test, "published", threshold, choice, metrics)
+    return _with_boxes(test, "published", of_boxes, choice, metrics)
+
+
+def _boxes_of(metrics: SplitMetrics, images: str) -> str:
+    """What a threshold was chosen on, in words: `images` with boxes of their own, or pseudo-boxes."""
+    if metrics.pseudo_boxes is None:
+        return images
+    return f"{metrics.table.truth_count.sum()} pseudo-boxes of {metrics.pseudo_boxes}"
 
 
 def _at_threshold(test: SplitMetrics, protocol: str, threshold: Threshold | None, choice: str) -> Result:
@@ -138,8 +166,9 @@ def _at_threshold(test: SplitMetrics, protocol: str, threshold: Threshold | None
         metrics["px_ap"] = Metric(test.px_ap)
     if threshold is None or not test.has_boxes.any():
         return Result(protocol, threshold, choice, metrics)
-    metrics |= {name: Metric(value, threshold.value) for name, value in test.at(threshold).items()}
-    metrics["max_box_acc"] = Metric(*test.max_box_acc)
+    metrics |= {name: Metric(value, threshold) for name, value in test.at(threshold).items()}
+    value, of_split = test.max_box_acc
+    metrics["max_box_acc"] = Metric(value, test.threshold(of_split))
     metrics["max_box_acc_v2"] = Metric(test.max_box_acc_v2)
     return _with_boxes(test, protocol, threshold, choice, metrics)
 
@@ -149,7 +178,7 @@ def _with_boxes(
 ) -> Result:
     """The parts of a result that are read from the boxes at one threshold."""
     iou = test.iou(test.boxes_at(threshold)[0])[test.has_boxes]
-    metrics["mean_iou"] = Metric(percent(iou), threshold.value)
+    metrics["mean_iou"] = Metric(percent(iou), threshold)
     ordered = {name: metrics[name] for name in METRIC_NAMES if name in metrics}
     errors = kind_shares(test.error_kinds(threshold))
     return Result(protocol, threshold, choice, ordered, errors, test.baselines())

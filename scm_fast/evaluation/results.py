@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..data import LocalizationDataset, Problem
 from ..files import replacing
-from ..formats import FoundBox, corner_columns, write_coco, write_csv
+from ..formats import FoundBoxes, corner_columns, write_coco, write_csv
 from .boxes import scale_to_image
 from .metrics import SplitMetrics
 from .protocols import METRIC_NAMES, Result
@@ -51,6 +52,7 @@ class SplitResult:
     """A split that was evaluated; the same in every process.
 
     about: with what it was evaluated, for metrics.json and the report.
+    unboxed: beside a result with held-out boxes the one that needs none: the price of having none.
     maps: of the images that the report shows, by their index in the data set; None if there is to be none.
     """
 
@@ -60,11 +62,23 @@ class SplitResult:
     seconds: float
     result: Result
     about: dict[str, Any]
+    unboxed: Result | None = None
     maps: dict[int, ImageMaps] | None = None
 
     @property
     def images_per_second(self) -> float:
         return len(self.metrics) / max(self.seconds, 1e-9)
+
+    @property
+    def val_boxes_note(self) -> str:
+        """Which pseudo-boxes stand in for the boxes of the validation split, in words; empty if none do."""
+        pseudo = self.about["val_boxes"]
+        if pseudo is None:
+            return ""
+        return (
+            f"pseudo-boxes of {pseudo['file']} stand in for the boxes of split {pseudo['split']}: "
+            f"{pseudo['images_with_boxes']} of {pseudo['images']} images have one"
+        )
 
     @cached_property
     def images(self) -> list[ImageResult]:
@@ -115,7 +129,10 @@ def write_results(folder: Path, done: SplitResult) -> None:
     (folder / METRICS_FILE).unlink(missing_ok=True)
     names = done.dataset.class_names
     write_csv(folder / "predictions.csv", [_csv_row(image, names) for image in done.images])
-    found = (FoundBox(i.name, i.size, i.top_classes[0], i.top_scores[0], i.box) for i in done.images)
+    found = (
+        FoundBoxes(i.name, i.size, i.top_classes[0], [(i.box, i.top_scores[0])] if i.box else [])
+        for i in done.images
+    )
     write_coco(folder / "predictions.coco.json", found, names)
     if done.maps is not None:
         from .report import write_report  # which imports this module
@@ -127,29 +144,56 @@ def write_results(folder: Path, done: SplitResult) -> None:
 
 def metrics_content(done: SplitResult) -> dict[str, Any]:
     """Everything that was measured, and with what, as metrics.json has it."""
-    metrics, result, threshold = done.metrics, done.result, done.result.threshold
+    metrics, result = done.metrics, done.result
     return {
         **done.about,
-        "protocol": result.protocol,
-        "threshold": None if threshold is None else threshold.value,
-        "threshold_rule": None if threshold is None else threshold.rule,
-        "threshold_choice": result.choice,
+        **_choice_content(result),
         "interpolation": metrics.cuts.interpolation,
         "images": len(metrics),
         "images_with_boxes": int(metrics.has_boxes.sum()),
         "images_per_second": done.images_per_second,
         "left_out": [{"image": problem.record_id, "problem": str(problem)} for problem in done.left_out],
-        "metrics": {
-            name: {"value": metric.value, "threshold": metric.threshold}
-            for name, metric in result.metrics.items()
-        },
+        "metrics": _metrics_content(result),
+        "unboxed": None
+        if done.unboxed is None
+        else {**_choice_content(done.unboxed), "metrics": _metrics_content(done.unboxed)},
         "errors": result.errors,
         "baselines": result.baselines,
         "curves": {
             "threshold": [round(float(t), 6) for t in metrics.thresholds],
-            **{name: [round(float(v), 4) for v in curve] for name, curve in metrics.curves.items()},
+            **_rounded_curves(metrics.curves),
+        },
+        "rule_curves": {
+            rule: {"value": metrics.values(rule).tolist(), **_rounded_curves(curves)}
+            for rule, curves in metrics.rule_curves.items()
+            if rule != "global"  # those are `curves`
         },
     }
+
+
+def _choice_content(result: Result) -> dict[str, Any]:
+    threshold = result.threshold
+    return {
+        "protocol": result.protocol,
+        "threshold": None if threshold is None else threshold.value,
+        "threshold_rule": None if threshold is None else threshold.rule,
+        "threshold_choice": result.choice,
+    }
+
+
+def _metrics_content(result: Result) -> dict[str, Any]:
+    return {
+        name: {
+            "value": metric.value,
+            "threshold": metric.threshold and metric.threshold.value,
+            "rule": metric.threshold and metric.threshold.rule,
+        }
+        for name, metric in result.metrics.items()
+    }
+
+
+def _rounded_curves(curves: Mapping[str, NDArray]) -> dict[str, list[float]]:
+    return {name: [round(float(v), 4) for v in curve] for name, curve in curves.items()}
 
 
 def _csv_row(image: ImageResult, class_names: list[str]) -> dict[str, object]:
@@ -178,9 +222,19 @@ def _four_digits(value: float | None) -> str:
 def summary(done: SplitResult, folder: Path) -> str:
     """What a person wants to read: the table, images that do not count, and where the results are."""
     lines = [metrics_table(done.result)]
+    if done.unboxed is not None and "gt_known" in done.unboxed.metrics:
+        figures = ", ".join(
+            f"{METRIC_NAMES[name]} {done.unboxed.metrics[name].value:.2f}"
+            for name in ("gt_known", "top1_loc")
+        )
+        lines.append(
+            f"without boxes to choose by (protocol unboxed): {figures}; threshold {done.unboxed.choice}"
+        )
     without = len(done.metrics) - int(done.metrics.has_boxes.sum())
     if without:
         lines.append(f"{without} images have no box and count for classification only")
+    if done.val_boxes_note:
+        lines.append(done.val_boxes_note)
     if done.left_out:
         lines.append(f"left out {len(done.left_out)} images:")
         lines.extend(f"  {problem}" for problem in done.left_out)
@@ -194,7 +248,7 @@ def metrics_table(result: Result) -> str:
     baselines = list(result.baselines)
     rows = [("", "result", "threshold", *baselines)]
     for name, metric in result.metrics.items():
-        threshold = "" if metric.threshold is None else f"{metric.threshold:.3f}"
+        threshold = "" if metric.threshold is None else metric.threshold.in_table
         others = (result.baselines[b].get(name) for b in baselines)
         rows.append(
             (

@@ -1,7 +1,7 @@
 """`EvaluationTable`: what is kept of each image: a few numbers, and the box at every level. Never a map.
 
-With the 255 levels of `step=0.001` an image takes about 2.2 kB, so the 50,000 images of ILSVRC's validation
-set take some 110 MB, whatever the number of classes. Images with masks add two histograms.
+A map can be cut at 255 levels, so an image takes about 2.3 kB, and the 50,000 images of ILSVRC's validation set
+some 115 MB, whatever the number of classes. Images with masks add two histograms.
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ class Cuts:
     """Where the maps of all images are cut.
 
     thresholds: (T,), the global ones that curves are over.
-    levels: (L,), ascending: every level at which boxes are known.
     size, interpolation: (width, height) that maps are resized to before, and how.
     """
 
     thresholds: NDArray[np.float64]
-    levels: NDArray[np.integer]
     size: tuple[int, int]
     interpolation: str
 
 
 @dataclass
 class EvaluationTable:
-    """Columns over N images and L levels. M is the number of ground-truth boxes, P of images with masks."""
+    """Columns over N images and the L levels 0 ... 254. M is the number of ground-truth boxes, P of images with
+    masks."""
 
     index: NDArray[np.int64]  # (N,), the image's place in the data set: its identity
     label: NDArray[np.int32]  # (N,)
@@ -41,6 +40,9 @@ class EvaluationTable:
     image_size: NDArray[np.int32]  # (N, 2), width and height of the original
     true_class_box: NDArray[np.unsignedinteger]  # (N, L, 4), largest box of the ground-truth class's map
     top_class_box: NDArray[np.unsignedinteger]  # (N, L, 4), largest box of the best class's map
+    true_class_statistics: NDArray[np.float64]  # (N, 3), see `MapStatistics`
+    top_class_statistics: NDArray[np.float64]  # (N, 3)
+    separation: NDArray[np.float32]  # (N, K), see `separation`; zeros if the tokens are not known
     every_box_hit: NDArray[np.uint8]  # (N, deltas, ceil(L / 8)), packed bits: any contour's box is a hit
     truth_count: NDArray[np.int32]  # (N,), ground-truth boxes of each image
     truth: NDArray[np.int32]  # (M, 4), at the evaluation size, image by image

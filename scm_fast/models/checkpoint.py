@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..files import replacing
+from ..threshold import Threshold
 from .config import ModelConfig
 from .factory import create_model, model_from_config
 from .localization_model import LocalizationModel
@@ -64,6 +65,27 @@ def load_model(path: str | os.PathLike[str]) -> LocalizationModel:
         model.calibration = None  # saved from `for_inference()`, or a method without one
     load_strictly(model, state, str(weights))
     return model.eval()
+
+
+def save_threshold(path: str | os.PathLike[str], threshold: Threshold) -> None:
+    """Write a threshold into the config of the checkpoint in a folder, which `Localizer` and `predict` follow."""
+    file = check_threshold_can_be_saved(path)
+    config = ModelConfig.read(file)
+    config.threshold = threshold
+    try:
+        with replacing(file) as partial:
+            config.write(partial)
+    except OSError as error:
+        raise InputError(f"{file}: the threshold could not be written ({error.strerror})") from error
+
+
+def check_threshold_can_be_saved(path: str | os.PathLike[str]) -> Path:
+    """The file that a checkpoint's threshold is in; an InputError for one without."""
+    path = Path(path)
+    file = (path if path.is_dir() else path.parent) / CONFIG_FILE
+    if not (file.is_file() and (path.is_dir() or path.suffix == ".safetensors")):
+        raise InputError(f"{path}: a threshold can only be saved beside a model that has a {CONFIG_FILE}")
+    return file
 
 
 def _check_sizes(config: ModelConfig, state: dict[str, Tensor], source: Path) -> None:

@@ -15,6 +15,7 @@ from ..files import replacing
 from .localization_model import LocalizationModel
 
 SUFFIXES = (".pt2", ".onnx")
+OUTPUTS = ("logits", "attention", "semantic")  # of `Localization`
 MAX_DIFFERENCE = 1e-3
 
 
@@ -58,7 +59,8 @@ class _NamedOutputs(nn.Module):
         self.model = model
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
-        return {name: value for name, value in self.model(images)._asdict().items() if value is not None}
+        outputs = self.model(images)._asdict()
+        return {name: outputs[name] for name in OUTPUTS if outputs[name] is not None}
 
 
 # Both in memory first: on a full disk the writers of torch end the process.

@@ -56,10 +56,25 @@ class Group:
             "test": {name: Summary.of(_test_value(content, name) for content in test) for name in METRICS},
             "validation": {name: Summary.of(row.get(name) for row in best) for name in METRICS},
         }
-        figures["test"]["threshold"] = Summary.of(content.get("threshold") for content in test)
-        figures["validation"]["threshold"] = Summary.of(row.get("threshold") for row in best)
+        for kind, contents in (("test", test), ("validation", best)):
+            one_rule = len(self.threshold_rules[kind]) == 1  # values of several have no mean
+            figures[kind]["threshold"] = (
+                Summary.of(c.get("threshold") for c in contents) if one_rule else None
+            )
         figures["validation"]["epoch"] = Summary.of(row["epoch"] + 1 if row else None for row in best)
         return figures
+
+    @cached_property
+    def threshold_rules(self) -> dict[str, list[str]]:
+        """By split, the rules of the runs' thresholds."""
+        contents = {
+            "test": [run.evaluation or {} for run in self.runs],
+            "validation": [run.best_epoch or {} for run in self.runs],
+        }
+        return {
+            kind: sorted({rule for content in parts if (rule := content.get("threshold_rule"))})
+            for kind, parts in contents.items()
+        }
 
     @cached_property
     def images_per_second(self) -> Summary | None:
@@ -133,7 +148,7 @@ def doubts(groups: Sequence[Group]) -> list[str]:
     sentences = [
         *varying("the data differ", lambda run: Path(run.config.data).name),
         *varying("the training splits differ", lambda run: run.config.train_split),
-        *varying("the validation splits differ", lambda run: run.config.val_split),
+        *varying("the validation splits differ", lambda run: run.config.validation_name),
         *varying("the test splits differ", lambda run: run.config.test_split),
         *varying(
             "the numbers of test images differ", lambda run: run.evaluation and run.evaluation["images"]

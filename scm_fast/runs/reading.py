@@ -12,7 +12,10 @@ from ..errors import InputError
 from ..training.config import TrainConfig, make_config
 from ..training.recipes import read_yaml
 
-Row: TypeAlias = "dict[str, float | None]"  # None: there was nothing to write, as a threshold without boxes
+# Numbers, but for the name in `threshold_rule`. None: there was nothing to write, as a threshold without boxes.
+Row: TypeAlias = "dict[str, Any]"
+TEXT = ("threshold_rule",)
+EVALUATION = ("metrics", "baselines", "images", "threshold", "threshold_rule", "protocol")
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ def read_run(path: str | Path) -> Run:
 def _read_metrics(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
-        return {name: content[name] for name in ("metrics", "baselines", "images", "threshold", "protocol")}
+        return {name: content[name] for name in EVALUATION}
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: not the metrics of an evaluation ({error})") from error
 
@@ -84,7 +87,10 @@ def _read_rows(path: Path) -> list[Row]:
             if None in row or None in row.values():
                 continue
             try:
-                rows.append({name: float(value) if value else None for name, value in row.items()})
+                rows.append(
+                    {name: value if name in TEXT else float(value) for name, value in row.items() if value}
+                    | {name: None for name, value in row.items() if not value}
+                )
             except ValueError as error:
                 raise InputError(f"{path}: row {len(rows) + 1} is not of numbers ({error})") from error
     return rows

@@ -19,9 +19,10 @@ from ..data.layouts import layout_names
 from ..data.opening import takers
 from ..devices import AMP_DTYPES
 from ..errors import InputError
-from ..evaluation.protocols import METRIC_NAMES, PROTOCOLS
+from ..evaluation.protocols import HELDOUT_RULES, METRIC_NAMES, PROTOCOLS
 from ..models.config import METHODS
 from ..spatial_calibration import PRESETS
+from ..threshold import BEST, make_threshold
 
 Count = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -71,6 +72,9 @@ class TrainConfig:
     )
     train_split: str = option("train", "split to train on; trainval: with the held-out images")
     val_split: str = option("val", "split that chooses threshold and checkpoint")
+    val_boxes: str | None = option(
+        None, "pseudo-boxes that stand in for those of val_split: a COCO json or wsolevaluation folder"
+    )
     test_split: str = option("test", "split that is evaluated at the end", resume=True)
     skip_bad_images: bool = option(False, "leave out images that cannot be read instead of stopping")
     workers: Annotated[int, Field(ge=0)] | None = option(
@@ -132,7 +136,8 @@ class TrainConfig:
 
     # Evaluation
     protocol: str = option("heldout", "see docs/evaluation.md", choices=lambda: PROTOCOLS)
-    threshold: Share | None = option(None, "for protocol fixed")
+    threshold: float | str | None = option(None, "for protocol fixed: in [0, 1), or such as between:0.3")
+    rule: str = option(BEST, "of the threshold that protocol heldout chooses", choices=lambda: HELDOUT_RULES)
     best_metric: str = option(
         "gt_known",
         "metric of the validation split by which the best model is kept",
@@ -164,6 +169,8 @@ class TrainConfig:
                 raise InputError(not_among(name, getattr(self, name), choices()))
         if (self.threshold is None) == (self.protocol == "fixed"):
             raise InputError("threshold and protocol: `protocol: fixed` and a `threshold` go together")
+        if self.threshold is not None:
+            make_threshold(self.threshold)
         if self.train_split == "trainval" and self.val_split == "val":
             raise InputError(
                 "train_split: trainval has the images of val_split in it; choose another val_split"
@@ -184,7 +191,14 @@ class TrainConfig:
 
     def source(self) -> DataSource:
         """The data, none of it opened yet."""
-        return DataSource(self.data, self.layout, self.images, self.boxes, self.skip_bad_images)
+        return DataSource(
+            self.data, self.layout, self.images, self.boxes, self.skip_bad_images, self.val_boxes
+        )
+
+    @property
+    def validation_name(self) -> str:
+        """The validation split, and whose boxes it has if they are not its own."""
+        return self.val_split + (f" (pseudo-boxes of {self.val_boxes})" if self.val_boxes else "")
 
     def save(self, path: Path) -> None:
         path.write_text(yaml.safe_dump(self.as_dict(), sort_keys=False))

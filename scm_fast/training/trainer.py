@@ -65,7 +65,7 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.model = build_model(config, self.dataset, start_from).to(device)
         self.loader = build_loader(config, self.dataset, self.model, device)
-        check_classes(self.model, self.source.split(config.val_split))
+        check_classes(self.model, self.source.validation(config.val_split))
         if config.channels_last:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.model.set_grad_checkpointing(config.grad_checkpointing)
@@ -257,7 +257,7 @@ class Trainer:
     def _validate_epoch(self) -> None:
         self.model.eval()
         predictor = Predictor(self.model, self.device, amp=self.amp)
-        result = evaluate(predictor, self.source, validation_settings(self.config)).result
+        result = evaluate(predictor, self.source, validation_settings(self.config, self.source)).result
         self.model.config.threshold = result.threshold
         if distributed.is_first():
             self._log_epoch(result)
@@ -278,14 +278,22 @@ class Trainer:
             "lr": self.scheduler.get_last_lr()[0],
             **self.meter.figures(),
             "threshold": result.threshold.value if result.threshold else None,
+            "threshold_rule": result.threshold.rule if result.threshold else None,
             **values,
         }
+        if self.config.val_boxes:
+            row["pseudo_boxes"] = int(self.source.validation(self.config.val_split).records.box_counts.sum())
         calibration = self.model.calibration
         for name in () if calibration is None else ("lam", "beta"):
             for block, value in enumerate(getattr(calibration, name).tolist(), 1):
                 row[f"{name}_{block}"] = value
         self.logs.add_epoch(row)
         found = f", GT-Known {values['gt_known']:.1f} %" if "gt_known" in values else ""
+        if found and self.config.val_boxes:
+            found += f" on {row['pseudo_boxes']} pseudo-boxes of {self.config.val_boxes}"
+        if result.threshold:
+            how = " without boxes" if result.protocol == "unboxed" else ""
+            found += f", threshold {result.threshold}{how}"
         print(
             f"epoch {self.validated + 1}/{self.config.epochs}: loss {row['train_loss']:.3f}, "
             f"{self.config.val_split} top-1 {values['top1_cls']:.1f} %{found}, "

@@ -10,25 +10,41 @@ from .. import distributed
 from ..data import DataSource
 from ..evaluation import EvaluationSettings, Predictor, Result, evaluate, summary, write_results
 from ..models import load_model
+from ..threshold import Threshold, make_threshold
 from .config import TrainConfig
 
 
-def validation_settings(config: TrainConfig) -> EvaluationSettings:
-    """For the validation split, which chooses its own threshold unless that is fixed."""
-    protocol = "maxbox" if config.protocol == "heldout" else config.protocol
-    return EvaluationSettings(protocol, config.threshold, split=config.val_split, workers=config.workers)
+def validation_settings(config: TrainConfig, source: DataSource) -> EvaluationSettings:
+    """For the validation split, which chooses its own threshold unless that is fixed: by its boxes, or without
+    if it has none."""
+    boxes = source.validation(config.val_split).records.has_boxes
+    protocol = "unboxed" if config.protocol == "heldout" and not boxes else config.protocol
+    return EvaluationSettings(
+        protocol,
+        _threshold(config),
+        config.rule,
+        split=config.val_split,
+        val_split=config.val_split,
+        validation=True,
+        workers=config.workers,
+    )
 
 
 def final_settings(config: TrainConfig) -> EvaluationSettings:
     """For the test split, at the end."""
     return EvaluationSettings(
         config.protocol,
-        config.threshold,
+        _threshold(config),
+        config.rule,
         split=config.test_split,
         val_split=config.val_split,
         workers=config.workers,
         report=config.report,
     )
+
+
+def _threshold(config: TrainConfig) -> Threshold | None:
+    return None if config.threshold is None else make_threshold(config.threshold)
 
 
 def evaluate_kept_model(

@@ -33,6 +33,8 @@ def write_report(path: Path, done: SplitResult) -> None:
     html = environment.get_template("template.html").render(
         about=done.about,
         result=done.result,
+        val_boxes_note=done.val_boxes_note,
+        unboxed=done.unboxed,
         left_out=done.left_out,
         images=len(done.metrics),
         metric_names=METRIC_NAMES,
@@ -69,18 +71,34 @@ def _published(done: SplitResult) -> list[Any]:
 
 def _charts(done: SplitResult) -> dict[str, str]:
     """Title -> SVG. Empty without ground-truth boxes."""
-    metrics, result, known = done.metrics, done.result, done.metrics.curves
-    if result.threshold is None or not known:
+    metrics, threshold = done.metrics, done.result.threshold
+    if threshold is None or not metrics.curves:
         return {}
-    stride = -(-len(metrics.thresholds) // MOST_POINTS)
-    curves = {title: known[name][::stride].tolist() for name, title in CURVES.items() if name in known}
     iou = [image.true_class_iou for image in done.images if image.true_class_iou is not None]
     return {
-        "Percent of images by threshold": charts.line_chart(
-            metrics.thresholds[::stride].tolist(), curves, "threshold", result.threshold.value
-        ),
+        **{
+            _curves_title(rule): _rule_chart(done, rule) for rule in dict.fromkeys(("global", threshold.rule))
+        },
         "Error kinds": charts.bar_chart(
-            {kind.replace("_", "-"): share for kind, share in result.errors.items()}
+            {kind.replace("_", "-"): share for kind, share in done.result.errors.items()}
         ),
         "Percent of images by IoU (ground-truth class's map)": charts.histogram(iou, 20, "IoU", 0.5),
     }
+
+
+def _curves_title(rule: str) -> str:
+    return f"Percent of images by {'threshold' if rule == 'global' else f'value of the rule {rule}'}"
+
+
+def _rule_chart(done: SplitResult, rule: str) -> str:
+    """The curves over a rule's values, with a mark at the one in use."""
+    metrics, used = done.metrics, done.result.threshold
+    known, values = metrics.rule_curves[rule], metrics.values(rule)
+    stride = -(-len(values) // MOST_POINTS)
+    return charts.line_chart(
+        values[::stride].tolist(),
+        {title: known[name][::stride].tolist() for name, title in CURVES.items() if name in known},
+        "threshold" if rule == "global" else rule,
+        used.value if used is not None and used.rule == rule else None,
+        (0, 1) if rule == "global" else (float(values[0]), float(values[-1])),
+    )
