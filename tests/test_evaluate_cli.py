@@ -391,7 +391,7 @@ def test_a_choice_by_rule_is_the_best_of_it_on_the_held_out_images(
         assert f"threshold {rule}:" in shown
         assert "without boxes to choose by (protocol unboxed): GT-Known" in shown
     whole = read(alone[1])[0]
-    winner = max(("between", "deviation", "global"), key=lambda rule: best[rule][0])
+    winner = max(("geometric", "between", "deviation", "global"), key=lambda rule: best[rule][0])
     assert (whole["threshold_rule"], whole["threshold"]) == (winner, pytest.approx(best[winner][1]))
     # The price of having no boxes stands beside it, and is what the protocol gives by itself.
     in_process(*common, "--protocol", "unboxed", "--out", tmp_path / "unboxed")

@@ -15,7 +15,8 @@ Boxes depend on the threshold that cuts an activation map, and figures on how it
   published  as the SCM paper's code did: each metric its own best on these images
 
 A threshold is a number for all images (rule global), or follows each map: mean + value * standard deviation
-(deviation), or mean + value * (Otsu's threshold - mean) (between). --rule tells heldout which one to choose.
+(deviation), mean + value * (Otsu's threshold - mean) (between), or value * sqrt(mean * Otsu's threshold)
+(geometric). --rule tells heldout which one to choose.
 
 Where nobody has drawn the boxes of the validation split, --val-boxes takes others for it: what scm-fast predict
 --format coco found, or a wsolevaluation folder. The boxes of the evaluated split stay its own.
