@@ -581,7 +581,7 @@ def test_protocols_and_strategies_change_the_result_and_say_so(in_process, alone
         (["--protocol", "fixed", "--threshold", "1"], r"threshold must be in \[0, 1\), got 1.0"),
         (
             ["--protocol", "fixed", "--threshold", "x:1"],
-            "rule must be one of global, deviation, between, got 'x'",
+            "rule must be one of global, deviation, between, geometric, got 'x'",
         ),
         (["--protocol", "fixed", "--threshold", "between"], "such as between:0.3, got 'between'"),
         (["--protocol", "fixed", "--threshold", "between:nan"], "a finite number, got nan"),

@@ -97,7 +97,7 @@ def test_masks_give_way_to_pseudo_boxes(tmp_path):
 @pytest.fixture
 def cats(tmp_path):
     """(data, ids of val) of two classes with 30 images each."""
-    data = write_folder(tmp_path / "set", a_class=30)
+    data = write_folder(tmp_path / "set", per_class=30)
     return data, [record.id for record in open_dataset(data, "val").records]
 
 
