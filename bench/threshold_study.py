@@ -27,8 +27,7 @@ from scm_fast import InputError, load_model
 from scm_fast.data import DataSource, LocalizationDataset
 from scm_fast.data.opening import read_split, resolve_layout
 from scm_fast.evaluation import EvaluationSettings, Predictor, SplitResult, Strategy, evaluate
-from scm_fast.evaluation.separation import FEWEST
-from scm_fast.threshold import DEFAULT_THRESHOLD
+from scm_fast.threshold import DEFAULT_THRESHOLD, FEWEST_IMAGES
 
 CURVES = {"true": "gt_known", "best": "gt_known_published"}  # by the class of the map
 OWN_RULES = ("deviation", "between")
@@ -96,8 +95,8 @@ def main() -> None:
     parser.add_argument("--mirror", action="store_true", help="average with the mirror image")
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
-    if args.images is not None and args.images < FEWEST:
-        parser.error(f"--images: {FEWEST} are needed to choose by")
+    if args.images is not None and args.images < FEWEST_IMAGES:
+        parser.error(f"--images: {FEWEST_IMAGES} are needed to choose by")
     device = torch.device(args.device)
     source = SomeImages(args.data, most=args.images)
     if not source.split("test").records.has_boxes:

@@ -27,9 +27,8 @@ from .devices import resolve_device
 from .errors import InputError
 from .evaluation.boxes import ScoredBox, locate
 from .evaluation.predictor import Predictor
-from .evaluation.separation import VALUES, choose_unboxed, token_separation
 from .models import Localization, LocalizationModel, load_model
-from .threshold import Threshold, threshold_to_use
+from .threshold import SEPARATION_VALUES, Threshold, choose_unboxed, threshold_to_use, token_separation
 
 logger = logging.getLogger("scm_fast")
 MOST_TO_CHOOSE_BY = 100  # images; more of them do not choose better
@@ -150,11 +149,11 @@ class Localizer:
     def choose_threshold(self, images: ImageLike | Iterable[ImageLike]) -> str:
         """Refine the default threshold by images alone, without boxes; gives how, in words.
 
-        100 images are enough: of more, those are taken at equal distances. See `evaluation.separation`.
+        100 images are enough: of more, those are taken at equal distances. See `threshold`.
         """
         found = list(find_images(images))
         stride = max(1, -(-len(found) // MOST_TO_CHOOSE_BY))
-        parts = [np.zeros((0, len(VALUES)), np.float32)]
+        parts = [np.zeros((0, len(SEPARATION_VALUES)), np.float32)]
         for loaded in self._batches(found[::stride]):
             if readable := [item for item in loaded if isinstance(item, _Loaded)]:
                 localization, maps = self._predict(readable)

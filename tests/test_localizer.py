@@ -18,12 +18,11 @@ from test_boxes import literal_boxes, literal_uint8
 from scm_fast import InputError, Localizer, create_model, load_model, save_model
 from scm_fast.cli import main
 from scm_fast.evaluation.boxes import ScoredBox, box_iou
-from scm_fast.evaluation.separation import choose_unboxed, token_separation
 from scm_fast.localizer import ClassScore, Prediction
 from scm_fast.models import LocalizationModel
 from scm_fast.models.export import export_model
 from scm_fast.overlay import draw_overlay
-from scm_fast.threshold import Threshold
+from scm_fast.threshold import Threshold, choose_unboxed, token_separation
 
 DATA = os.environ.get("SCM_FAST_DATA")
 SMALL = {"depth": 2, "embed_dim": 48, "num_heads": 3}

@@ -166,10 +166,10 @@ def test_calibration_follows_preset_and_overrides():
 
 def test_activation_map_is_attention_times_the_semantic_map_of_the_class():
     generator = torch.Generator().manual_seed(0)
-    logits, attention, semantic = (
-        torch.rand(s, generator=generator) for s in [(3, 5), (3, 2, 4), (3, 5, 2, 4)]
+    logits, attention, semantic, tokens = (
+        torch.rand(s, generator=generator) for s in [(3, 5), (3, 2, 4), (3, 5, 2, 4), (3, 6, 2, 4)]
     )
-    localization = Localization(logits, attention, semantic)
+    localization = Localization(logits, attention, semantic, tokens)
     truth = torch.tensor([4, 0, 2])
     maps = localization.activation_map(truth)
     assert maps.shape == (3, 2, 4)

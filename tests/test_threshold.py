@@ -12,21 +12,19 @@ from test_evaluator import accumulate, make_images
 from scm_fast.errors import InputError
 from scm_fast.evaluation import Evaluator, protocols
 from scm_fast.evaluation.boxes import locate
-from scm_fast.evaluation.separation import (
-    FEWEST,
-    VALUES,
-    choose_unboxed,
-    separation_peak,
-    token_separation,
-)
 from scm_fast.threshold import (
     DEFAULT_THRESHOLD,
+    FEWEST_IMAGES,
+    SEPARATION_VALUES,
     MapStatistics,
     Threshold,
+    choose_unboxed,
     cut_levels,
     make_threshold,
     map_statistics,
+    separation_peak,
     threshold_from_json,
+    token_separation,
 )
 
 # Three quarters at 0, one eighth at 0.5, one eighth at 1: mean 3/16, variance (0.25 + 1) / 8 - 9/256 = 31/256.
@@ -174,7 +172,7 @@ def literal_separation(activation, tokens):
     x = tokens.reshape(len(tokens), -1).T  # tokens by channels
     total = sum(((token - x.mean(0)) ** 2).sum() for token in x)
     shares = []
-    for value in VALUES:
+    for value in SEPARATION_VALUES:
         inside = scores.ravel() > scores.mean() + value * (otsu - scores.mean())
         within = 0
         for part in (x[inside], x[~inside]):
@@ -189,10 +187,10 @@ def test_separation_is_the_share_of_variance_that_the_parts_explain(grid):
     maps, tokens = rng.normal(-3, 1, (4, *grid)), rng.normal(5, 2, (4, 6, *grid))
     tokens[1] += 4 * maps[1]
     found = token_separation(maps.astype(np.float32), torch.tensor(tokens, dtype=torch.float32))
-    assert found.shape == (4, len(VALUES))
+    assert found.shape == (4, len(SEPARATION_VALUES))
     for row, activation, of_image in zip(found, maps.astype(np.float32), tokens, strict=True):
         assert row == pytest.approx(literal_separation(activation.astype(np.float64), of_image), abs=1e-5)
-    assert (VALUES[0], VALUES[-1], len(VALUES)) == (-0.5, 1.2, 18)
+    assert (SEPARATION_VALUES[0], SEPARATION_VALUES[-1], len(SEPARATION_VALUES)) == (-0.5, 1.2, 18)
 
 
 def test_a_perfect_separation_is_one_and_an_empty_part_zero():
@@ -200,7 +198,7 @@ def test_a_perfect_separation_is_one_and_an_empty_part_zero():
     activation[0, 1:3, 1:3] = 1  # mean 0.25, Otsu 0
     tokens = torch.tensor(np.stack([7 * activation, 2 - activation], axis=1), dtype=torch.float32)
     found = token_separation(activation, tokens)[0]
-    cuts = 0.25 * (1 - VALUES)
+    cuts = 0.25 * (1 - SEPARATION_VALUES)
     assert found == pytest.approx(np.where((cuts >= 0) & (cuts < 1), 1, 0))
     assert (found == 0).any(), "a cut below the map leaves no background"
 
@@ -215,24 +213,24 @@ def test_maps_and_tokens_that_say_nothing_have_no_separation(value):
 
 def test_a_peak_lies_between_the_values():
     for peak in (-0.32, 0.1, 0.234, 1.1):
-        assert separation_peak(1 - (VALUES - peak) ** 2) == pytest.approx(peak)
-    assert separation_peak(VALUES) == 1.2
-    assert separation_peak(-VALUES) == -0.5
-    assert separation_peak(np.zeros(len(VALUES))) == -0.5  # a flat curve is refused before
+        assert separation_peak(1 - (SEPARATION_VALUES - peak) ** 2) == pytest.approx(peak)
+    assert separation_peak(SEPARATION_VALUES) == 1.2
+    assert separation_peak(-SEPARATION_VALUES) == -0.5
+    assert separation_peak(np.zeros(len(SEPARATION_VALUES))) == -0.5  # a flat curve is refused before
 
 
 def test_the_choice_is_halfway_from_the_default_to_the_peak():
     assert str(DEFAULT_THRESHOLD) == "between:0.2"
-    curve = 1 - (VALUES - 0.5) ** 2
-    choice = choose_unboxed(np.tile(curve, (FEWEST, 1)))
+    curve = 1 - (SEPARATION_VALUES - 0.5) ** 2
+    choice = choose_unboxed(np.tile(curve, (FEWEST_IMAGES, 1)))
     assert choice.threshold == Threshold(0.35, "between")
-    assert f"{FEWEST} images" in choice.reason
-    assert choose_unboxed(np.tile(curve, (FEWEST, 1)), "linear").threshold.interpolation == "linear"
+    assert f"{FEWEST_IMAGES} images" in choice.reason
+    assert choose_unboxed(np.tile(curve, (FEWEST_IMAGES, 1)), "linear").threshold.interpolation == "linear"
     # Images that say nothing do not count.
-    few = np.concatenate([np.tile(curve, (FEWEST - 1, 1)), np.zeros((5, len(VALUES)))])
+    few = np.concatenate([np.tile(curve, (FEWEST_IMAGES - 1, 1)), np.zeros((5, len(SEPARATION_VALUES)))])
     assert choose_unboxed(few).threshold == DEFAULT_THRESHOLD
     assert choose_unboxed(few).reason == "the default: 9 images are too few to choose by, 10 are needed"
-    assert choose_unboxed(np.zeros((0, len(VALUES)))).threshold == DEFAULT_THRESHOLD
+    assert choose_unboxed(np.zeros((0, len(SEPARATION_VALUES)))).threshold == DEFAULT_THRESHOLD
 
 
 @pytest.mark.parametrize("value", [0.0, -4.0, np.nan], ids=["zero", "constant", "NaN"])

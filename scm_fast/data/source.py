@@ -31,10 +31,11 @@ class DataSource:
         default_factory=dict, init=False, repr=False, compare=False
     )
 
-    def split_names(self) -> tuple[str, ...]:
-        """Of the splits that the folder has."""
+    def has_split(self, name: str) -> bool:
+        if (name, None) in self._splits:
+            return True
         layout, folder = resolve_layout(self.root, self.layout)
-        return layout.splits(folder)
+        return name in layout.splits(folder)
 
     def split(self, name: str) -> LocalizationDataset:
         """With its own boxes, whatever `val_boxes` says: to train on, and to measure with."""

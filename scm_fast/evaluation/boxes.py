@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import InputError
-from ..threshold import INTERPOLATIONS, Threshold, to_uint8
+from ..threshold import INTERPOLATIONS, Threshold, normalize_map, to_uint8
 
 EVALUATION_SIZE = (224, 224)
 _OPENCV = {"cubic": cv2.INTER_CUBIC, "linear": cv2.INTER_LINEAR}
@@ -67,17 +67,6 @@ def locate(
     return Located(
         scores, [ScoredBox(tuple(scale_to_image(box, image_size).tolist()), score) for box, score in found]
     )
-
-
-def normalize_map(scores: NDArray) -> NDArray[np.float64]:
-    """Min-max to [0, 1]; a constant map, or one with a value that is not finite, becomes zeros."""
-    low, high = scores.min(), scores.max()
-    # NaN and infinity both end up in the range, and one comparison refuses them and the constant map.
-    with np.errstate(invalid="ignore"):
-        if not 0 < high - low < np.inf:
-            return np.zeros(scores.shape)
-    shifted = scores - low
-    return shifted / shifted.max()
 
 
 def resize_map(

@@ -22,7 +22,7 @@ from .. import distributed
 from ..data import Batch, DataSource, LocalizationDataset, Problem, build_evaluation_loader
 from ..errors import InputError
 from ..models import LocalizationModel
-from ..threshold import BEST, Threshold, check_rule
+from ..threshold import BEST, Threshold, check_rule, token_separation
 from .evaluator import Evaluator
 from .metrics import TOP, SplitMetrics
 from .pixels import read_masks
@@ -30,7 +30,6 @@ from .predictor import Predictor
 from .protocols import HELDOUT_RULES, PROTOCOLS, check_protocol, result_under
 from .report.gallery import choose_examples
 from .results import ImageMaps, SplitResult
-from .separation import token_separation
 
 logger = logging.getLogger("scm_fast")
 FEW_HELD_OUT = 50  # images with boxes: the best value of fewer may be far from that of others
@@ -106,7 +105,7 @@ def _held_out(
     predictor: Predictor, source: DataSource, settings: EvaluationSettings
 ) -> LocalizationDataset | None:
     """The validation split, which may be the evaluated one; None if there is none or it is empty."""
-    if settings.val_split not in source.split_names() and source.val_boxes is None:
+    if source.val_boxes is None and not source.has_split(settings.val_split):
         return None
     held_out = source.validation(settings.val_split)
     check_classes(predictor.model, held_out)

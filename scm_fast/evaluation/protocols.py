@@ -17,9 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..errors import InputError
-from ..threshold import BEST, RULES, Threshold, check_rule
+from ..threshold import BEST, RULES, Threshold, check_rule, choose_unboxed
 from .metrics import SplitMetrics, kind_shares, percent
-from .separation import choose_unboxed
 
 # What may choose under `heldout`; of rules that are equally good, the first.
 HELDOUT_RULES = (BEST, *reversed(RULES))

@@ -42,7 +42,7 @@ class EvaluationTable:
     top_class_box: NDArray[np.unsignedinteger]  # (N, L, 4), largest box of the best class's map
     true_class_statistics: NDArray[np.float64]  # (N, 3), see `MapStatistics`
     top_class_statistics: NDArray[np.float64]  # (N, 3)
-    separation: NDArray[np.float32]  # (N, K), see `separation`; zeros if the tokens are not known
+    separation: NDArray[np.float32]  # (N, K), see `token_separation`; zeros if the tokens are not known
     every_box_hit: NDArray[np.uint8]  # (N, deltas, ceil(L / 8)), packed bits: any contour's box is a hit
     truth_count: NDArray[np.int32]  # (N,), ground-truth boxes of each image
     truth: NDArray[np.int32]  # (M, 4), at the evaluation size, image by image

@@ -82,7 +82,7 @@ def _load_literally(text: str) -> Any:
             return None
         for key, value in root.value if isinstance(root, yaml.MappingNode) else ():
             if key.value in TEXT_OPTIONS and isinstance(value, yaml.ScalarNode):
-                kept = {type(None): "null", bool: "bool"}
+                kept = {type(None): "null", bool: "bool", float: "float"}
                 tags = [f"tag:yaml.org,2002:{kept[kind]}" for kind in TEXT_OPTIONS[key.value]]
                 if value.tag not in tags:
                     value.tag = "tag:yaml.org,2002:str"
