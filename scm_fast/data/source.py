@@ -32,7 +32,7 @@ class DataSource:
     )
 
     def has_split(self, name: str) -> bool:
-        if name in self._splits:
+        if (name, None) in self._splits:
             return True
         layout, folder = resolve_layout(self.root, self.layout)
         return name in layout.splits(folder)

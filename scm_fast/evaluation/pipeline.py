@@ -105,7 +105,7 @@ def _held_out(
     predictor: Predictor, source: DataSource, settings: EvaluationSettings
 ) -> LocalizationDataset | None:
     """The validation split, which may be the evaluated one; None if there is none or it is empty."""
-    if not source.has_split(settings.val_split) and source.val_boxes is None:
+    if source.val_boxes is None and not source.has_split(settings.val_split):
         return None
     held_out = source.validation(settings.val_split)
     check_classes(predictor.model, held_out)
