@@ -44,13 +44,13 @@ class SomeImages(DataSource):
     most: int | None = None
 
     def split(self, name: str) -> LocalizationDataset:
-        if name not in self._splits and self.most is not None:
+        if (name, None) not in self._splits and self.most is not None:
             layout, folder = resolve_layout(self.root, self.layout)
             contents = read_split(layout, folder, name)
             ids = [record.id for record in contents.records]
             stride = max(1, len(ids) // self.most)
             contents.leave_out(set(ids) - set(ids[::stride][: self.most]))
-            self._splits[name] = LocalizationDataset(contents, str(self.root))
+            self._splits[name, None] = LocalizationDataset(contents, str(self.root))
         return super().split(name)
 
 
