@@ -342,7 +342,7 @@ def test_an_image_passes_few_files_of_the_project(data, checkpoint, tmp_path, mo
         threading.setprofile(before[1])
     assert "/evaluation/sweep.py" in entered
     assert "/models/backbones.py" in entered
-    assert len(entered) <= 25, sorted(entered)
+    assert len(entered) <= 25, "\n".join(sorted(entered))
 
 
 def test_gallery_maps_are_the_same_from_several_processes(alone, data, checkpoint, tmp_path):

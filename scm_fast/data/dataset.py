@@ -9,8 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from .decode import load_tensor
-from .images import image_size, load_image
+from .images import image_size, load_image, load_tensor
 from .records import Problem, Record, RecordTable, Split
 
 

@@ -50,7 +50,9 @@ class Architecture:
         return features_on_grid(tokens, rows, grid, backbone.num_prefix_tokens)
 
     def tokens(self, backbone: Backbone, images: Tensor) -> Tensor:
-        return backbone.forward_features(images)
+        tokens = backbone.forward_features(images)
+        # Networks that pool before their last norm keep it as fc_norm; here it is applied to each token.
+        return backbone.fc_norm(tokens) if hasattr(backbone, "fc_norm") else tokens
 
     def patch_size(self, backbone: Backbone) -> int | None:
         """Pixels that the image's sides must be multiples of; None if any will do."""

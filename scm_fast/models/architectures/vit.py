@@ -7,9 +7,8 @@ from typing import ClassVar
 from timm.models.beit import Beit
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor
 
-from .registry import Architecture, Backbone, register
+from .registry import Architecture, register
 
 
 @register
@@ -29,7 +28,3 @@ class VisionTransformers(Architecture):
         "BEiTv2": "beitv2_base_patch16_224",
         "CLIP": "vit_base_patch16_clip_224",
     }
-
-    def tokens(self, backbone: Backbone, images: Tensor) -> Tensor:
-        # Networks that pool before their last norm keep it as fc_norm; here it is applied to each token.
-        return backbone.fc_norm(backbone.forward_features(images))
