@@ -490,6 +490,26 @@ def test_mirror_and_attention_alone_serve_every_method(in_process, data, tmp_pat
     assert all(float(row["x1"]) > float(row["x0"]) for row in rows), "also of a 2 x 2 grid"
 
 
+@pytest.mark.parametrize("weight", [0.0, float("nan")], ids=["constant", "NaN"])
+def test_maps_that_say_nothing_are_counted_in_a_warning(in_process, tmp_path, caplog, weight):
+    """Also where the split that chooses has one image of each class."""
+    data = make_data(tmp_path / "data", splits=(("train", 6), ("val", 3), ("test", 5)))
+    model = scm_fast.create_model("deit_tiny_patch16_224", 3, image_size=32, backbone_options={"depth": 1})
+    with torch.no_grad():
+        model.head.weight.fill_(weight)
+    folder = scm_fast.save_model(model, tmp_path / "model")
+    for protocol in ("heldout", "unboxed", "maxbox", "published"):
+        caplog.clear()
+        in_process(
+            *("--checkpoint", folder, "--data", data, "--protocol", protocol, "--report"),
+            *("--out", tmp_path / protocol),
+        )
+        metrics, rows = read(tmp_path / protocol)
+        assert metrics["metrics"]["gt_known"]["value"] == 0
+        assert len(rows) == 5
+        assert "5 images of split test have a map that is constant or not of finite numbers" in caplog.text
+
+
 def test_masks_give_pxap(in_process, checkpoint, tmp_path):
     """OpenImages' layout: PxAP equals the literal one over the model's own maps."""
     rng = np.random.default_rng(0)
