@@ -108,7 +108,7 @@ class Emulator(DriverBase):
     def run(self, ptx: str, arguments: dict[str, Any], grid: tuple[int, int, int], shared: int) -> None:
         code = translated(self.change(ptx))
         counts = Counts(code.kernel) if self.count else None
-        regions, pointers = _regions(arguments, code.granule("global"))
+        regions, pointers = _regions(arguments, code.granules["global"])
         parameters = {}
         for number, (name, kind) in enumerate(code.kernel.parameters):
             # Triton appends pointers to scratch memory that these kernels have no use for.

@@ -27,6 +27,13 @@ _THREADS_AT_ONCE = 1 << 14
 _SHARED_GUARD = 128  # bytes between the shared memories of two programs
 
 
+# What a register holds before it is written: LLVM reads some as halves of pairs that it then drops.
+_POISON = {
+    "pred": np.False_,
+    **{t: np.full(8, 0xFE, np.uint8).view(DTYPES[t])[0] for t in ("b16", "b32", "b64")},
+}
+
+
 def pointer(region: int, offset: int) -> int:
     """The address of a byte of a region."""
     return (region + 1 << _REGION_BITS) + (1 << _REGION_BITS - 1) + offset
@@ -49,7 +56,7 @@ class Threads:
     def __init__(self, code: Code, launch: Launch, programs: np.ndarray) -> None:
         per_program = code.kernel.threads
         self.launch, self.programs, self.count = launch, programs, len(programs) * per_program
-        self.registers: list[Any] = [_poison(kind) for kind in code.kernel.registers.values()]
+        self.registers: list[Any] = [_POISON[kind] for kind in code.kernel.registers.values()]
         self.mask: np.ndarray | None = None  # threads that run now; None for all
         self.thread = np.tile(np.arange(per_program), len(programs))  # within its program
         self.slot = np.repeat(np.arange(len(programs)), per_program)  # of its program, here
@@ -65,23 +72,28 @@ class Threads:
             "%nctaid.y": np.uint32(y),
             "%nctaid.z": np.uint32(z),
         }
+        self.every = np.arange(self.count)
         self.epoch = np.zeros(len(programs), np.int64)  # barriers that each program has passed
         self.stamp = self._stamps()
         self.copies: list[list] = [[]]  # groups of asynchronous copies, the last one open
         self.shared_stride = -(-launch.shared_bytes // 16) * 16 + _SHARED_GUARD
         memory = np.full(len(programs) * self.shared_stride, 0xA5, np.uint8)
-        self.shared = Region("shared memory", memory, code.granule("shared"), between_programs=False)
+        self.shared = Region("shared memory", memory, code.granules["shared"], between_programs=False)
         self.shared.state.reshape(len(programs), -1)[:, : launch.shared_bytes] = UNWRITTEN
 
     def _stamps(self) -> np.ndarray:
         return stamps(self.programs[self.slot], self.epoch[self.slot], self.thread // 32)
 
+    def spread(self, value: Any) -> np.ndarray:
+        """A value per thread, of one per thread or one for all."""
+        return value if value.shape == (self.count,) else np.broadcast_to(value, self.count)
+
     def locate(
         self, instruction: Instruction, space: str, mask, addresses, dtype, count
     ) -> tuple[Region, Access]:
         """Where the threads of `mask` (None for all that there are) go, to `count` elements of `dtype` each."""
-        lanes = np.arange(self.count) if mask is None else np.flatnonzero(mask)
-        addresses = np.broadcast_to(addresses, self.count)[lanes]
+        lanes = self.every if mask is None else np.flatnonzero(mask)
+        addresses = self.spread(addresses)[lanes]
         if space == "shared":
             region, offset = self.shared, addresses.astype(np.int64)
             beyond = offset >= self.launch.shared_bytes  # must not reach another program's part
@@ -114,11 +126,6 @@ class Threads:
             if self.launch.counts is not None:
                 self.launch.counts.barriers += int(of_program.any(1).sum())
         self.stamp = self._stamps()
-
-
-def _poison(kind: str) -> Any:
-    """What a register holds before it is written: LLVM reads some as halves of pairs that it then drops."""
-    return np.False_ if kind == "pred" else np.full(8, 0xFE, np.uint8).view(DTYPES[kind])[0]
 
 
 def run(code: Code, launch: Launch) -> None:
@@ -160,7 +167,7 @@ def _branch(code: Code, threads: Threads, block: int, end: Instruction, ready: d
     if guard is None:
         _join(ready, target, threads.mask)
         return
-    taken = np.broadcast_to(guard(threads), threads.count)
+    taken = threads.spread(guard(threads))
     here = taken if threads.mask is None else taken[threads.mask]
     if here.all():
         _join(ready, target, threads.mask)

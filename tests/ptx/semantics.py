@@ -260,7 +260,6 @@ for _name, _compare in _ORDERED.items():
 _define("setp.equ", "f32 f64", lambda a, b: ~((a < b) | (a > b)), "t t", "pred")
 _define("setp.ne", f"{_INTEGERS} b16 b32 b64", operator.ne, "t t", "pred")
 _define("setp.ne", "f32 f64", lambda a, b: (a < b) | (a > b), "t t", "pred")
-_define("setp.num", "f32 f64", lambda a, b: (a == a) & (b == b), "t t", "pred")
 _define("setp.nan", "f32 f64", lambda a, b: (a != a) | (b != b), "t t", "pred")
 _define(
     "selp", f"{_INTEGERS} b16 b32 b64 f32 f64", lambda a, b, chosen: np.where(chosen, a, b), "t t pred", "t"
@@ -273,22 +272,8 @@ def _conversion(to: str) -> Callable:
     return lambda x: x.astype(DTYPES[to])
 
 
-def _to_integer(rounding: Callable, to: str) -> Callable:
-    """Saturating; NaN to 0."""
-    limits = np.iinfo(DTYPES[to])
-
-    def convert(x):
-        whole = rounding(np.nan_to_num(x.astype(np.float64), nan=0.0, posinf=2.0**70, neginf=-(2.0**70)))
-        inside = np.clip(whole, float(limits.min), float(limits.max)).astype(DTYPES[to])
-        return np.where(whole >= float(limits.max), DTYPES[to](limits.max), inside)
-
-    return convert
-
-
 for _to_type in _INTEGERS.split():
     _define(f"cvt.{_to_type}", f"{_INTEGERS} u8 s8", _conversion(_to_type), "t", _to_type)
-    for _name, _rounding in (("rni", np.rint), ("rzi", np.trunc), ("rmi", np.floor), ("rpi", np.ceil)):
-        _define(f"cvt.{_name}.{_to_type}", "f32 f64", _to_integer(_rounding, _to_type), "t", _to_type)
 _define("cvt.rn.f32", f"{_INTEGERS} f64", _conversion("f32"), "t", "f32")
 _define("cvt.rn.f64", _INTEGERS, _conversion("f64"), "t", "f64")
 _define("cvt.f64", "f32 f16", _conversion("f64"), "t", "f64")

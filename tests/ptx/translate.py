@@ -24,6 +24,7 @@ class Code:
         self.kernel = kernel
         self._index = {name: i for i, name in enumerate(kernel.registers)}
         self.steps = [[self._translate(instruction) for instruction in block.body] for block in kernel.blocks]
+        self.granules = {space: self._granule(space) for space in ("global", "shared")}
         self.guards = {}
         for number, block in enumerate(kernel.blocks):
             if block.end is None or not self._check_end(block.end):
@@ -37,7 +38,7 @@ class Code:
             raise UnknownInstruction(f"the emulator does not have {end}")
         return end.guard is not None
 
-    def granule(self, space: str) -> int:
+    def _granule(self, space: str) -> int:
         """Bytes of the smallest access to `space`, at most 4: the unit in which races are looked for."""
         kinds = [
             i.opcode.split(".")[-1]
@@ -76,7 +77,7 @@ class Code:
         if instruction.guard is None:
             return lambda t: t.mask
         guard = self.guard(instruction.guard)
-        return lambda t: np.broadcast_to(guard(t) if t.mask is None else guard(t) & t.mask, t.count)
+        return lambda t: t.spread(guard(t) if t.mask is None else guard(t) & t.mask)
 
     def write(self, operand: Operand, instruction: Instruction) -> Callable[[Threads, Any], None]:
         """Stores a result in a register, extended by its own sign or zero where the register is wider."""
@@ -210,7 +211,7 @@ class Code:
             region, access = t.locate(instruction, space, active, where(t), dtype, count)
             if t.launch.counts is not None:
                 t.launch.counts.access("store", space, access)
-            values = np.stack([np.broadcast_to(read(t), t.count) for read in reads], 1)
+            values = np.stack([t.spread(read(t)) for read in reads], 1)
             region.store(access, values if active is None else values[active])
 
         return store

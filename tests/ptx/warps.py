@@ -20,7 +20,7 @@ _LANES = np.arange(32)
 
 def _by_warp(threads: Threads, value) -> np.ndarray:
     """[warps, 32]"""
-    return np.broadcast_to(value, threads.count).reshape(-1, 32)
+    return threads.spread(value).reshape(-1, 32)
 
 
 def _all_lanes(text: object) -> None:
@@ -124,7 +124,7 @@ def _copy_asynchronously(code: Code, instruction: Instruction) -> Step:
 
     def copy(t: Threads) -> None:
         active = np.ones(t.count, bool) if mask(t) is None else mask(t)
-        given = np.broadcast_to(source_size(t), t.count)
+        given = t.spread(source_size(t))
         if not np.isin(given[active], (0, 4 * words)).all():
             raise ValueError(f"a part of the bytes is copied; {instruction}")
         values = np.zeros((t.count, words), np.uint32)  # what is not copied is zero
