@@ -5,8 +5,8 @@ import torch
 from calibration_checks import random_maps
 
 from scm_fast import InputError, reference
-from scm_fast.ops.edge_similarity import edge_similarity, edge_similarity_backward_op, edge_similarity_op
-from scm_fast.ops.pooling import pool
+from scm_fast.backends import implementation
+from scm_fast.ops.edge_similarity import edge_similarity, edge_similarity_op
 
 BACKENDS = ("torch", "triton")
 
@@ -33,14 +33,14 @@ def test_equals_reference(poisoned_memory, device, backend, classes, grid):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_pooling_gradient_is_written_in_the_same_pass(poisoned_memory, device, backend):
     S = semantic(device, (3, 4))
-    edges, inverse_norm = edge_similarity_op(S, backend)
+    kernels = implementation("edge_similarity", backend)
+    edges, inverse_norm = kernels.forward(S)
     weight, dpooled = torch.rand_like(S[:, 0]), torch.randn_like(S[:, :, 0, 0])
-    alone = edge_similarity_backward_op(edges, S, edges, inverse_norm, None, None, backend)
-    both = edge_similarity_backward_op(edges, S, edges, inverse_norm, weight, dpooled, backend)
+    alone = kernels.backward(edges, S, edges, inverse_norm)
+    both = kernels.backward(edges, S, edges, inverse_norm, weight, dpooled)
     S_ref = S.detach().requires_grad_()
-    (S_ref * weight.unsqueeze(1)).mean((2, 3)).backward(dpooled)
+    reference.pooling(S_ref, weight).backward(dpooled)
     torch.testing.assert_close(both - alone, S_ref.grad)
-    torch.testing.assert_close(pool(S, weight, backend), (S * weight.unsqueeze(1)).mean((2, 3)))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

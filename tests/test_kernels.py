@@ -4,25 +4,27 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("triton")
 
 # The interpreter replaces the compiler, so compiling needs processes without it.
-ENVIRONMENT = {**os.environ, "TRITON_INTERPRET": "0"}
+BENCH = str(Path(__file__).parents[1] / "bench")
+ENVIRONMENT = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": BENCH}
 
 LAUNCHES = """
-from scm_fast.kernels.launches import Step, recorded_step
+from kernel_launches import Step, recorded_step
 for part in recorded_step(Step()):
     print(*(launch.kernel.__name__ for launch in part))
 """
 
 COMPILE = """
 import json, sys
-from scm_fast.kernels import report
-for case, kernel, launch, target, resources in report.report([sys.argv[1]], list(report.CASES)):
-    limit = report.TARGETS[target][1]
+import kernel_report
+for case, kernel, launch, target, resources in kernel_report.report([sys.argv[1]], list(kernel_report.CASES)):
+    limit = kernel_report.TARGETS[target][1]
     print(json.dumps([case, kernel, resources.registers, resources.spilled, resources.shared, limit]), flush=True)
 """
 
@@ -38,12 +40,12 @@ def test_three_launches_forward_and_three_backward():
     forward, backward = run(LAUNCHES).splitlines()
     assert forward.split() == [
         "edge_similarity_forward_kernel",
-        "calibration_forward_kernel",
+        "activation_diffusion_forward_kernel",
         "matrix_vector_kernel",
     ]
     assert backward.split() == [
         "matrix_vector_kernel",
-        "calibration_backward_kernel",
+        "activation_diffusion_backward_kernel",
         "edge_similarity_backward_kernel",
     ]
 
@@ -57,8 +59,8 @@ def test_compiles_without_spills_within_shared_memory(target):
         "edge_similarity_forward",
         "edge_similarity_backward",
         "matrix_vector",
-        "calibration_forward",
-        "calibration_backward",
+        "activation_diffusion_forward",
+        "activation_diffusion_backward",
         "laplacian_forward",
         "laplacian_backward",
         "product",

@@ -84,7 +84,7 @@ def test_deit_tiny_with_scm_equals_the_literal_network(preset, dtype, value, gra
     images = torch.randn(2, 3, 224, 224, dtype=dtype)
     labels = torch.tensor([3, 11])
     weights = {name: w.detach().double().requires_grad_() for name, w in model.state_dict().items()}
-    iterations = model.calibration.iterations
+    iterations = model.calibration.settings.iterations
 
     logits, F0, S0 = literal_scm(weights, images.double(), 3, 16, iterations, preset == "official")
     F.cross_entropy(logits, labels).backward()
@@ -149,19 +149,16 @@ def test_head_initialisation_by_preset():
 
 def test_calibration_follows_preset_and_overrides():
     paper = create_model("deit_tiny_patch16_224", 5, image_size=32, backbone_options=SMALL).calibration
-    assert (paper.iterations, paper.detach_init) == ((4, 4, 4, 4), False)
+    assert (paper.settings.iterations, paper.settings.detach_init) == ((4, 4, 4, 4), False)
     official = create_model("deit_tiny_patch16_224", 5, preset="official", backbone_options=SMALL).calibration
-    assert (official.iterations, official.detach_init) == ((16, 4, 4, 4), True)
+    assert (official.settings.iterations, official.settings.detach_init) == ((16, 4, 4, 4), True)
     changed = create_model(
         "deit_tiny_patch16_224",
         5,
-        num_blocks=2,
-        iterations=3,
-        alpha=0.01,
-        backend="reference",
+        calibration={"num_blocks": 2, "iterations": 3, "alpha": 0.01, "backend": "reference"},
         backbone_options=SMALL,
     ).calibration
-    assert (changed.iterations, changed.alpha, changed.backend) == ((3, 3), 0.01, "reference")
+    assert changed.settings == ((3, 3), 0.01, False, "auto", "reference")
 
 
 def test_activation_map_is_attention_times_the_semantic_map_of_the_class():
@@ -251,8 +248,10 @@ def test_deep_copies_are_independent():
     ({"preset": "mine"}, "preset must be one of paper, official"),
     ({"num_classes": 0}, "num_classes must be a positive integer"),
     ({"class_names": ["a"]}, "class_names must have 5 entries"),
-    ({"iteration": 3}, "unknown arguments iteration; those of the calibration are num_blocks"),
-    ({"method": "tscam", "iterations": 3}, "method 'tscam' has no calibration, so iterations cannot be set"),
+    ({"calibration": {"method": "dense"}}, "the calibration has no method; it has num_blocks"),
+    ({"calibration": {"detach_init": 1}}, "detach_init must be true or false, got 1"),
+    ({"calibration": "dense"}, "calibration must be a mapping of keywords"),
+    ({"method": "tscam", "calibration": {"iterations": 3}}, "method 'tscam' has no calibration, so iterations"),
     ({"backbone": "conformer_small_patch16", "pretrained": True}, "not on timm's hub"),
 ])  # fmt: skip
 def test_wrong_arguments_are_named(arguments, message):

@@ -163,7 +163,7 @@ class TestConfig:
             preset=config.preset,
             image_size=config.image_size,
             backbone_options=config.backbone_options,
-            **config.calibration,
+            calibration=config.calibration,
         )
 
 

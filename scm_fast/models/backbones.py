@@ -62,7 +62,6 @@ def build_backbone(
     name: str,
     num_classes: int,
     image_size: Sequence[int] | None = None,
-    drop_path_rate: float = 0.0,
     options: dict[str, Any] | None = None,
     pretrained: bool = False,
     keep_classifier: bool = False,
@@ -77,8 +76,7 @@ def build_backbone(
             raise InputError(
                 f"{name} is not on timm's hub: give pretrained= the path of the authors' .pth file"
             )
-        kwargs = {**CONFORMERS[name], "num_classes": num_classes, "drop_path_rate": drop_path_rate, **options}
-        return Conformer(**kwargs)
+        return Conformer(**{**CONFORMERS[name], "num_classes": num_classes, **options})
     if not timm.is_model(name.split(".")[0]):
         known = [*timm.list_models(), *CONFORMERS]
         near = [other for other in known if other.startswith(name)][:4]
@@ -87,8 +85,6 @@ def build_backbone(
         raise InputError(f"backbone {name!r} is not a model of timm {timm.__version__}{hint}")
     if image_size is not None:
         options["img_size"] = tuple(image_size)
-    if drop_path_rate:
-        options["drop_path_rate"] = drop_path_rate
     try:
         classes = num_classes if keep_classifier else 0
         return timm.create_model(name, pretrained=pretrained, num_classes=classes, **options)

@@ -35,7 +35,6 @@ class ModelConfig:
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
     attention_layers: Sequence[int] | None = None
-    drop_path_rate: float = 0.0
     backbone_options: dict[str, Any] = field(default_factory=dict)
     calibration: dict[str, Any] = field(default_factory=dict)
     class_names: Sequence[str] | None = None

@@ -8,8 +8,8 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from ..calibration import SpatialCalibration
 from ..errors import InputError
+from ..spatial_calibration import SpatialCalibration
 from . import backbones
 from .backbones import Backbone
 from .config import ModelConfig

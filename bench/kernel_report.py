@@ -1,10 +1,10 @@
-"""What the kernels cost on real GPUs, without one: `python -m scm_fast.kernels.report`.
+"""What the kernels cost on real GPUs, without one: `python bench/kernel_report.py`.
 
 The launchers are called with recorders in place of the kernels, so that exactly what would be launched
 (arguments, constants, warps) is looked at. Two tables:
 
-  traffic     launches of a training step, and the bytes and operations of each, counted (see `traffic`)
-  resources   every kernel compiled ahead of time for every target: registers a thread, bytes of spilled
+  traffic     launches of a training step, and the bytes and operations of each, counted (see `kernel_traffic`)
+  resources   every kernel compiled ahead of time for every target: registers per thread, bytes of spilled
               registers, shared memory; this takes some minutes
 
 Nothing is run, nothing is timed. With `--out docs/kernels.md` the tables replace the ones in that file.
@@ -26,12 +26,12 @@ from typing import Any
 
 import torch
 import triton
+from kernel_launches import Launch, Step, launch_dense, recorded_launches, recorded_step
+from kernel_traffic import NOTHING, Traffic, operations, traffic
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from ..files import replace_section
-from .launches import Launch, Step, launch_dense, recorded_launches, recorded_step
-from .traffic import NOTHING, Traffic, operations, traffic
+from scm_fast.files import replace_section
 
 # Target and the shared memory that one program may have there, in bytes.
 TARGETS = {
@@ -198,9 +198,7 @@ def resource_table(targets: list[str], cases: list[str]) -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m scm_fast.kernels.report",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", choices=("traffic", "resources"), help="one of the two tables")
     parser.add_argument("--out", type=Path, metavar="FILE", help="markdown file whose tables are replaced")
