@@ -1,7 +1,7 @@
 """Where kernels run: in Triton's interpreter on the CPU, or compiled: on a GPU, or emulated (tests/ptx).
 
     pytest                                  interpreted
-    pytest -m compiled [--targets all]      the tests marked `kernels`, compiled for GPU targets and emulated
+    pytest -m compiled [--targets all]      compiled for GPU targets, in the emulator
     pytest -m gpu                           compiled, on the GPU of this machine
 
 The interpreter replaces the compiler in a whole process, so one run of pytest has the one or the other.
@@ -52,26 +52,32 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test with a `device` is a `gpu` test as well; one marked `kernels`, a `compiled` test for every target."""
+    """A test with a `device` is a `gpu` test and a `compiled` test for every target as well."""
     if "device" not in metafunc.fixturenames:
         return
-    devices = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-    if _asked_for(metafunc.config, "compiled") and metafunc.definition.get_closest_marker("kernels"):
+    devices: list = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+    if _asked_for(metafunc.config, "compiled"):
         from ptx.driver import TARGETS  # which imports triton
 
         targets = metafunc.config.getoption("targets")
-        for target in TARGETS if targets == "all" else targets.split(","):
-            devices.append(pytest.param(target, marks=pytest.mark.compiled))
+        targets = TARGETS if targets == "all" else targets.split(",")
+        devices += [pytest.param(target, marks=pytest.mark.compiled) for target in targets]
     metafunc.parametrize("device", devices, indirect=True)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Only the triton backend has kernels to compile."""
-    compiled = {item for item in items if item.get_closest_marker("compiled")}
-    idle = {i for i in compiled if hasattr(i, "callspec") and i.callspec.params.get("backend", "triton") != "triton"}
-    if idle:
-        config.hook.pytest_deselected(items=[item for item in items if item in idle])
-        items[:] = [item for item in items if item not in idle]
+    """Leaves out what has no kernels to compile, and everything compiled where that was not asked for."""
+    chosen = [item for item in items if not item.get_closest_marker("compiled") or _to_compile(config, item)]
+    config.hook.pytest_deselected(items=list(set(items) - set(chosen)))
+    items[:] = chosen
+
+
+def _to_compile(config: pytest.Config, item: pytest.Item) -> bool:
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    has_kernels = parameters.get("backend", "triton") == "triton" and not item.get_closest_marker(
+        "not_compiled"
+    )
+    return has_kernels and _asked_for(config, "compiled")
 
 
 @pytest.fixture
@@ -84,7 +90,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
 
     with emulated(request.param) as emulator:
         yield "cpu"
-    assert emulator.launched, "no kernel was launched"
+    assert emulator.launched, "no kernel was launched: mark the test not_compiled"
 
 
 @pytest.fixture

@@ -56,6 +56,7 @@ CASES = {
 }
 
 
+@pytest.mark.not_compiled
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("case", CASES)
 def test_gradcheck_and_opcheck(device, backend, case):

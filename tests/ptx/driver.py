@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from triton import knobs
 from triton.backends.compiler import GPUTarget
-from triton.backends.driver import DriverBase
 from triton.runtime.driver import driver
 
 from scm_fast import backends
@@ -52,21 +51,13 @@ class Launched:
 
 
 @dataclass
-class Emulator(DriverBase):
+class Emulator:
+    """What Triton asks of a driver, and no more."""
+
     target: str
     count: bool = False
     change: Callable[[str], str] = lambda ptx: ptx  # of a kernel's text, before it is run
     launched: list[Launched] = field(default_factory=list)
-
-    @classmethod
-    def is_active(cls) -> bool:
-        return True
-
-    def map_python_to_cpp_type(self, ty: str) -> str:
-        raise NotImplementedError
-
-    def get_benchmarker(self) -> Any:
-        raise NotImplementedError
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", TARGETS[self.target][0], 32)
@@ -79,8 +70,6 @@ class Emulator(DriverBase):
 
     def get_current_stream(self, device: int) -> int:
         return 0
-
-    # What Triton takes from the driver to load and launch a binary.
 
     @property
     def utils(self) -> Emulator:
@@ -159,8 +148,8 @@ def _poison(size: int) -> np.ndarray:
     return np.array([0xFE] * (size - 1) + [0xFF], np.uint8)
 
 
-def _poisoned(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`make` gives uninitialised tensors, which are filled with poison."""
+def uninitialised(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`make`, which gives tensors with anything in them, with the poison in them that `_mark` knows."""
 
     @functools.wraps(make)
     def poisoned(*args: Any, **kwargs: Any) -> Tensor:
@@ -193,8 +182,8 @@ def emulated(target: str, **options: Any) -> Iterator[Emulator]:
     """Within it, Triton kernels run emulated, on CPU tensors; tensors made empty are poisoned."""
     emulator = Emulator(target, **options)
     replaced = [(backends, "interpreting", lambda: True)]  # the triton backend serves CPU tensors
-    replaced += [(torch, name, _poisoned(getattr(torch, name))) for name in ("empty", "empty_like")]
-    replaced += [(torch.Tensor, "new_empty", _poisoned(torch.Tensor.new_empty))]
+    replaced += [(torch, name, uninitialised(getattr(torch, name))) for name in ("empty", "empty_like")]
+    replaced += [(torch.Tensor, "new_empty", uninitialised(torch.Tensor.new_empty))]
     saved = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
     active, hook = driver._active, knobs.runtime.add_stages_inspection_hook
     try:

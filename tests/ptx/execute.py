@@ -34,6 +34,11 @@ _POISON = {
 }
 
 
+SPECIAL_REGISTERS = (
+    "%tid.x", "%laneid", "%ctaid.x", "%ctaid.y", "%ctaid.z", "%nctaid.x", "%nctaid.y", "%nctaid.z",
+)  # fmt: skip
+
+
 def pointer(region: int, offset: int) -> int:
     """The address of a byte of a region."""
     return (region + 1 << _REGION_BITS) + (1 << _REGION_BITS - 1) + offset
@@ -62,15 +67,9 @@ class Threads:
         self.slot = np.repeat(np.arange(len(programs)), per_program)  # of its program, here
         x, y, z = launch.grid
         program = programs[self.slot]
+        values = (self.thread, self.thread % 32, program % x, program // x % y, program // (x * y), x, y, z)
         self.special = {
-            "%tid.x": self.thread.astype(np.uint32),
-            "%laneid": (self.thread % 32).astype(np.uint32),
-            "%ctaid.x": (program % x).astype(np.uint32),
-            "%ctaid.y": (program // x % y).astype(np.uint32),
-            "%ctaid.z": (program // (x * y)).astype(np.uint32),
-            "%nctaid.x": np.uint32(x),
-            "%nctaid.y": np.uint32(y),
-            "%nctaid.z": np.uint32(z),
+            name: np.asarray(value, np.uint32) for name, value in zip(SPECIAL_REGISTERS, values, strict=True)
         }
         self.every = np.arange(self.count)
         self.epoch = np.zeros(len(programs), np.int64)  # barriers that each program has passed
@@ -89,9 +88,16 @@ class Threads:
         return value if value.shape == (self.count,) else np.broadcast_to(value, self.count)
 
     def locate(
-        self, instruction: Instruction, space: str, mask, addresses, dtype, count
+        self,
+        instruction: Instruction,
+        what: str,
+        space: str,
+        mask: np.ndarray | None,
+        addresses,
+        dtype,
+        count: int,
     ) -> tuple[Region, Access]:
-        """Where the threads of `mask` (None for all that there are) go, to `count` elements of `dtype` each."""
+        """Where the threads of `mask` load or store `count` elements of `dtype` each."""
         lanes = self.every if mask is None else np.flatnonzero(mask)
         addresses = self.spread(addresses)[lanes]
         if space == "shared":
@@ -105,6 +111,9 @@ class Threads:
             region = self.launch.regions[index[0]]
             offset = addresses.astype(np.int64) - pointer(int(index[0]), 0)
         access = Access(instruction, offset, dtype, count, self.stamp[lanes], self.thread[lanes])
+        region.check(access)
+        if self.launch.counts is not None:
+            self.launch.counts.access(what, space, access)
         return region, access
 
     def check_whole_warps(self, mask: np.ndarray | None, instruction: Instruction) -> None:
@@ -163,7 +172,7 @@ def _run_side_by_side(code: Code, launch: Launch, programs: np.ndarray) -> None:
 
 
 def _branch(code: Code, threads: Threads, block: int, end: Instruction, ready: dict) -> None:
-    target, guard = code.kernel.labels[end.operands[0]], code.guards.get(block)
+    target, guard = code.kernel.labels[end.operands[0]], code.guards[block]
     if guard is None:
         _join(ready, target, threads.mask)
         return

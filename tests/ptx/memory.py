@@ -22,6 +22,9 @@ _PROGRAM_SHIFT, _EPOCH_SHIFT = 36, 6
 _MANY = (1 << _EPOCH_SHIFT) - 1  # in place of a warp: several of them
 
 
+_LOG2 = {1: 0, 2: 1, 4: 2, 8: 3}
+
+
 def stamps(program: np.ndarray, epoch: np.ndarray, warp: np.ndarray) -> np.ndarray:
     return (program + 1 << _PROGRAM_SHIFT) | (epoch << _EPOCH_SHIFT) | warp
 
@@ -40,6 +43,10 @@ class Access:
     @property
     def size(self) -> int:
         return self.count * np.dtype(self.dtype).itemsize
+
+    def elements(self) -> np.ndarray:
+        """Their indices in an array of `dtype`, [n, count]."""
+        return (self.offset >> _LOG2[np.dtype(self.dtype).itemsize])[:, None] + np.arange(self.count)
 
     def who(self, i: int) -> str:
         return f"thread {self.thread[i]} of program {(self.stamp[i] >> _PROGRAM_SHIFT) - 1}"
@@ -60,9 +67,21 @@ class Region:
             self._views[of, dtype] = getattr(self, of)[:whole].view(dtype)
         return self._views[of, dtype]
 
+    def check(self, access: Access) -> None:
+        """That the addresses are aligned, and in the region at all."""
+        offset, size = access.offset, access.size
+        wrong = (offset < 0) | (offset > self.data.size - size) | (offset & size - 1 != 0)
+        if wrong.any():
+            i = int(np.flatnonzero(wrong)[0])
+            what = "is not aligned" if 0 <= offset[i] <= self.data.size - size else "is outside"
+            raise OutOfBounds(
+                f"{access.who(i)}: {size} bytes at byte {offset[i]} of {self.name}, which has {self.data.size} "
+                f"bytes: the address {what}; {access.instruction}"
+            )
+
     def load(self, access: Access) -> np.ndarray:
         """[n, count]"""
-        index = self._locate(access)
+        index = access.elements()
         state = self._view("state", access.dtype)[index]
         missing = state != _WRITTEN[access.dtype]
         if missing.any():
@@ -78,38 +97,25 @@ class Region:
 
     def store(self, access: Access, values: np.ndarray) -> None:
         """values [n, count]"""
-        index = self._locate(access)
+        index = access.elements()
         self._outside(access, self._view("state", access.dtype)[index])
         data = self._view("data", access.dtype)
         changed = (data[index] != values).any(1)
         data[index] = values
-        if found := self.races.store(access, changed):
+        lost = (data[index] != values).any(1)  # to another thread of this instruction
+        if found := self.races.store(access, changed, lost):
             raise Race(f"{self.name}: {found}")
-        lost = data[index] != values  # to another thread of this instruction
         if lost.any() and _beyond_rounding(data[index], values):
-            i = int(np.flatnonzero(lost.any(1))[0])
+            i = int(np.flatnonzero(lost)[0])
             raise Race(
-                f"{self.name}: {access.who(i)} and another one store different values in byte {access.offset[i]} at "
-                f"the same time ({lost.sum()} values are lost); {access.instruction}"
+                f"{self.name}: {access.who(i)} and another one store different values in byte {access.offset[i]} "
+                f"at the same time ({lost.sum()} threads do); {access.instruction}"
             )
         self._view("state", access.dtype)[index] = _WRITTEN[access.dtype]
 
     def forget(self, access: Access) -> None:
         """The bytes are about to be overwritten at an unknown time: nobody may load them."""
         self.state[access.offset[:, None] + np.arange(access.size)] = UNWRITTEN
-
-    def _locate(self, access: Access) -> np.ndarray:
-        """Indices of the elements, [n, count]."""
-        offset, size = access.offset, access.size
-        wrong = (offset < 0) | (offset > self.data.size - size) | (offset % size != 0)
-        if wrong.any():
-            i = int(np.flatnonzero(wrong)[0])
-            what = "is not aligned" if 0 <= offset[i] <= self.data.size - size else "is outside"
-            raise OutOfBounds(
-                f"{access.who(i)}: {size} bytes at byte {offset[i]} of {self.name}, which has {self.data.size} "
-                f"bytes: the address {what}; {access.instruction}"
-            )
-        return (offset // np.dtype(access.dtype).itemsize)[:, None] + np.arange(access.count)
 
     def _outside(self, access: Access, state: np.ndarray) -> None:
         bad = (np.ascontiguousarray(state).view(np.uint8) == OUTSIDE).any(1)
@@ -152,7 +158,7 @@ class Races:
 
     def _granules(self, access: Access) -> tuple[np.ndarray, np.ndarray]:
         per_thread = access.size // self.granule
-        granules = (access.offset // self.granule)[:, None] + np.arange(per_thread)
+        granules = (access.offset >> _LOG2[self.granule])[:, None] + np.arange(per_thread)
         return granules.reshape(-1), np.repeat(access.stamp, per_thread)
 
     def load(self, access: Access) -> str:
@@ -176,10 +182,10 @@ class Races:
             self.loaded_by[g[several]] = -1
         return ""
 
-    def store(self, access: Access, changed: np.ndarray) -> str:
-        """As `load`. Storing what is there already, from several warps, is no conflict."""
+    def store(self, access: Access, changed: np.ndarray, lost: np.ndarray) -> str:
+        """As `load`; to store what is there already, or what another stores as well, is no conflict."""
         g, stamp = self._granules(access)
-        changed = np.repeat(changed, access.size // self.granule)
+        changed, lost = (np.repeat(x, access.size // self.granule) for x in (changed, lost))
         loaded, stored = self.loaded[g], self.stored[g]
         conflict = _unordered(loaded, stamp, False)
         if conflict.any():
@@ -194,6 +200,9 @@ class Races:
             return self._describe(access, conflict, stored, self.stored_at[g], "stores", "stored")
         self.stored[g] = stamp
         self.stored_at[g] = access.instruction.line
+        conflict = lost & (self.stored[g] >> _PROGRAM_SHIFT != stamp >> _PROGRAM_SHIFT)
+        if conflict.any():
+            return self._describe(access, conflict, self.stored[g], self.stored_at[g], "stores", "stored")
         return ""
 
     def _describe(self, access: Access, conflict, other, line, does: str, did: str) -> str:

@@ -85,7 +85,7 @@ def parse(text: str) -> Kernel:
         blocks=[Block()],
         labels={},
     )
-    reader = _Reader(kernel, {number: file for number, file in _FILE.findall(text)})
+    reader = _Reader(kernel, dict(_FILE.findall(text)))
     first_line = text.count("\n", 0, entry.end()) + 1
     for number, line in enumerate(text[entry.end() :].split("\n"), first_line):
         if not reader.read(line.split("//")[0].strip(), number):

@@ -9,34 +9,29 @@ import numpy as np
 
 from . import warps
 from .errors import UnknownInstruction
-from .execute import Threads
-from .parser import Address, Guard, Instruction, Kernel, Operand
+from .execute import SPECIAL_REGISTERS, Threads
+from .parser import Guard, Instruction, Kernel, Operand
 from .semantics import DTYPES, OPERATIONS
 
 Step = Callable[[Threads], None]
-_SPECIAL = ("%tid.x", "%laneid", *(f"%{what}.{axis}" for what in ("ctaid", "nctaid") for axis in "xyz"))
 
 
 class Code:
-    """A kernel with its instructions translated; `steps` are those of each block, `guards` those of branches."""
+    """A kernel with its instructions translated: `steps` of every block, `guards` of the branches that end them."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self._index = {name: i for i, name in enumerate(kernel.registers)}
         self.steps = [[self._translate(instruction) for instruction in block.body] for block in kernel.blocks]
+        self.guards = {k: self._end(block.end) for k, block in enumerate(kernel.blocks) if block.end}
         self.granules = {space: self._granule(space) for space in ("global", "shared")}
-        self.guards = {}
-        for number, block in enumerate(kernel.blocks):
-            if block.end is None or not self._check_end(block.end):
-                continue
-            self.guards[number] = self.guard(block.end.guard)
 
-    def _check_end(self, end: Instruction) -> bool:
-        """Whether the branch, barrier or return has a guard."""
-        known = end.opcode.startswith("bra") or end.guard is None
-        if not known or (end.opcode.startswith("bar") and end.operands != ("0",)):
+    def _end(self, end: Instruction) -> Callable[[Threads], Any] | None:
+        """The guard of a branch; barriers and returns of a part of the threads are not known."""
+        branch = end.opcode.startswith("bra")
+        if (end.guard and not branch) or (end.opcode.startswith("bar") and end.operands != ("0",)):
             raise UnknownInstruction(f"the emulator does not have {end}")
-        return end.guard is not None
+        return self.guard(end.guard) if end.guard else None
 
     def _granule(self, space: str) -> int:
         """Bytes of the smallest access to `space`, at most 4: the unit in which races are looked for."""
@@ -59,12 +54,8 @@ class Code:
             if np.dtype(DTYPES[own]).itemsize == np.dtype(dtype).itemsize:
                 return lambda t: t.registers[i].view(dtype)
             return lambda t: t.registers[i].astype(DTYPES[f"b{kind[1:]}"]).view(dtype)
-        if isinstance(operand, str) and operand.startswith("%"):
-            _SPECIAL.index(operand)
+        if operand in SPECIAL_REGISTERS:
             return lambda t: t.special[operand]
-        if isinstance(operand, str) and operand.startswith("!"):
-            opposite = self.read(operand[1:], "pred")
-            return lambda t: ~opposite(t)
         constant = _constant("0" if operand == self.kernel.shared_symbol else operand, kind)
         return lambda t: constant
 
@@ -105,15 +96,11 @@ class Code:
     def _translate(self, instruction: Instruction) -> Step:
         try:
             name = instruction.opcode.split(".")[0]
-            special = {
-                "ld": self._load,
-                "st": self._store,
-                "mov": self._move,
-            }
             if name in warps.TRANSLATE:
                 return warps.TRANSLATE[name](self, instruction)
+            special = {"ld": self._load, "st": self._store, "mov": self._move}
             return special.get(name, self._compute)(instruction)
-        except (KeyError, ValueError, IndexError) as error:
+        except (KeyError, ValueError) as error:
             raise UnknownInstruction(f"the emulator does not have {instruction}") from error
 
     def _compute(self, instruction: Instruction) -> Step:
@@ -158,68 +145,67 @@ class Code:
 
         return pack
 
-    def address(self, address: Address, space: str) -> Callable[[Threads], Any]:
+    def address(self, address: Operand, space: str) -> Callable[[Threads], Any]:
         kind = {"global": "u64", "shared": "u32"}[space]
         base, offset = self.read(address.base, kind), _constant(str(address.offset), kind)
         return (lambda t: base(t) + offset) if address.offset else base
 
     def _load(self, instruction: Instruction) -> Step:
-        _, space, *vector, kind = instruction.opcode.split(".")
         to, address = instruction.operands
         names = to if isinstance(to, tuple) else (to,)
         writes = [self.write(name, instruction) for name in names]
-        dtype = DTYPES[kind]
-        if space == "param":
-            write = writes[0]
-            return lambda t: write(t, t.launch.parameters[address.base].astype(dtype))
-        _check_vector(vector, len(names))
-        where, mask, count = self.address(address, space), self.mask(instruction), len(names)
+        kind = DTYPES[instruction.opcode.split(".")[-1]]
+        if instruction.opcode.startswith("ld.param."):
+            (write,) = writes
+            return lambda t: write(t, t.launch.parameters[address.base].astype(kind))
+        locate = self._locate(instruction, "load", address, len(names))
 
         def load(t: Threads) -> None:
-            active = mask(t)
-            if active is not None and not active.any():
-                return
-            region, access = t.locate(instruction, space, active, where(t), dtype, count)
-            if t.launch.counts is not None:
-                t.launch.counts.access("load", space, access)
-            values = region.load(access)
-            if active is not None:
-                values, found = np.zeros((t.count, count), dtype), values
-                values[active] = found
-            for k, write in enumerate(writes):
-                write(t, np.ascontiguousarray(values[:, k]))
+            if found := locate(t):
+                active, region, access = found
+                values = np.zeros((t.count, access.count), access.dtype)
+                values[slice(None) if active is None else active] = region.load(access)
+                for write, column in zip(writes, values.T, strict=True):
+                    write(t, np.ascontiguousarray(column).view(kind))
 
         return load
 
     def _store(self, instruction: Instruction) -> Step:
-        _, space, *vector, kind = instruction.opcode.split(".")
         address, source = instruction.operands
         names = source if isinstance(source, tuple) else (source,)
-        _check_vector(vector, len(names))
-        reads = [self.read(name, kind) for name in names]
-        where, mask, dtype, count = (
-            self.address(address, space),
-            self.mask(instruction),
-            DTYPES[kind],
-            len(names),
-        )
+        reads = [self.read(name, f"b{_bits(instruction)}") for name in names]
+        locate = self._locate(instruction, "store", address, len(names))
 
         def store(t: Threads) -> None:
-            active = mask(t)
-            if active is not None and not active.any():
-                return
-            region, access = t.locate(instruction, space, active, where(t), dtype, count)
-            if t.launch.counts is not None:
-                t.launch.counts.access("store", space, access)
-            values = np.stack([t.spread(read(t)) for read in reads], 1)
-            region.store(access, values if active is None else values[active])
+            if found := locate(t):
+                active, region, access = found
+                values = np.stack([t.spread(read(t)) for read in reads], 1)
+                region.store(access, values if active is None else values[active])
 
         return store
 
+    def _locate(self, instruction: Instruction, what: str, address: Operand, count: int) -> Callable:
+        """For ld and st: a function that gives the active threads, the region and the access, if there is any."""
+        _, space, *modifiers, _ = instruction.opcode.split(".")
+        if modifiers != ([] if count == 1 else [f"v{count}"]):
+            raise ValueError(modifiers)
+        where, mask, dtype = (
+            self.address(address, space),
+            self.mask(instruction),
+            DTYPES[f"b{_bits(instruction)}"],
+        )
 
-def _check_vector(modifiers: list[str], count: int) -> None:
-    if modifiers != ([] if count == 1 else [f"v{count}"]):
-        raise ValueError(modifiers)
+        def locate(t: Threads) -> tuple | None:
+            active = mask(t)
+            if active is not None and not active.any():
+                return None
+            return active, *t.locate(instruction, what, space, active, where(t), dtype, count)
+
+        return locate
+
+
+def _bits(instruction: Instruction) -> str:
+    return instruction.opcode.split(".")[-1][1:]
 
 
 def _constant(text: str, kind: str) -> Any:

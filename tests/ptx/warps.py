@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .memory import Access, Region
+from .errors import BarrierDivergence, UnknownInstruction
 from .parser import Instruction
 from .semantics import fma64
 
@@ -23,19 +25,13 @@ def _by_warp(threads: Threads, value) -> np.ndarray:
     return threads.spread(value).reshape(-1, 32)
 
 
-def _all_lanes(text: object) -> None:
-    if text not in ("-1", "0xffffffff"):
-        raise ValueError(text)
-
-
 def _shuffle(code: Code, instruction: Instruction) -> Step:
     """shfl.sync.MODE.b32 d, a, b, 31, -1: lane i takes a of lane i ^ b (bfly) or b (idx)."""
     mode = instruction.opcode.removeprefix("shfl.sync.").removesuffix(".b32")
     source_lane = {"bfly": lambda lane, b: lane ^ b, "idx": lambda lane, b: b & 31}[mode]
     to, a, b, clamp, members = instruction.operands
-    if clamp != "31":
-        raise ValueError(clamp)
-    _all_lanes(members)
+    if (clamp, members) != ("31", "-1"):
+        raise ValueError(clamp, members)
     write, value, distance = code.write(to, instruction), code.read(a, "b32"), code.read(b, "u32")
 
     def shuffle(t: Threads) -> None:
@@ -59,7 +55,7 @@ def _reduce(code: Code, instruction: Instruction) -> Step:
     def reduce(t: Threads) -> None:
         t.check_whole_warps(t.mask, instruction)
         if (np.asarray(who(t)) != -1).any():
-            raise ValueError(f"a part of the lanes; {instruction}")
+            raise UnknownInstruction(f"a part of the lanes; {instruction}")
         write(t, np.repeat(fold.reduce(_by_warp(t, value(t)), 1), 32))
 
     return reduce
@@ -78,9 +74,7 @@ def _load_matrix(code: Code, instruction: Instruction) -> Step:
         rows = _by_warp(t, where(t))
         for k, write in enumerate(writes):
             words = (rows[:, 8 * k + _LANES // 4] + (_LANES % 4 * 4).astype(np.uint32)).reshape(-1)
-            region, access = t.locate(instruction, "shared", t.mask, words, np.uint32, 1)
-            if t.launch.counts is not None:
-                t.launch.counts.access("load", "shared", access)
+            region, access = t.locate(instruction, "load", "shared", t.mask, words, np.uint32, 1)
             values = np.zeros(t.count, np.uint32)
             values[slice(None) if t.mask is None else t.mask] = region.load(access)[:, 0]
             write(t, values)
@@ -89,7 +83,7 @@ def _load_matrix(code: Code, instruction: Instruction) -> Step:
 
 
 def _multiply_matrices(code: Code, instruction: Instruction) -> Step:
-    """mma of 8 x 4 and 4 x 8 in float64: lane l has A[l / 4, l % 4], B[l % 4, l / 4], C[l / 4, 2 (l % 4) + {0, 1}]."""
+    """A B + C in float64: lane l has A[l / 4, l % 4], B[l % 4, l / 4], and C[l / 4, 2 (l % 4)] and the next."""
     if instruction.opcode != "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64" or instruction.guard:
         raise ValueError(instruction.opcode)
     to, a, b, c = instruction.operands
@@ -126,16 +120,14 @@ def _copy_asynchronously(code: Code, instruction: Instruction) -> Step:
         active = np.ones(t.count, bool) if mask(t) is None else mask(t)
         given = t.spread(source_size(t))
         if not np.isin(given[active], (0, 4 * words)).all():
-            raise ValueError(f"a part of the bytes is copied; {instruction}")
+            raise UnknownInstruction(f"a part of the bytes is copied; {instruction}")
         values = np.zeros((t.count, words), np.uint32)  # what is not copied is zero
         reading = active & (given > 0)
         if reading.any():
-            region, access = t.locate(instruction, "global", reading, where(t), np.uint32, words)
-            if t.launch.counts is not None:
-                t.launch.counts.access("load", "global", access)
+            region, access = t.locate(instruction, "load", "global", reading, where(t), np.uint32, words)
             values[reading] = region.load(access)
         if active.any():
-            shared, access = t.locate(instruction, "shared", active, to(t), np.uint32, words)
+            shared, access = t.locate(instruction, "store", "shared", active, to(t), np.uint32, words)
             shared.store(access, values[active])  # from now on at any time
             shared.forget(access)
             t.copies[-1].append((shared, access, active, values[active]))
@@ -144,19 +136,12 @@ def _copy_asynchronously(code: Code, instruction: Instruction) -> Step:
 
 
 def _complete(t: Threads, left: int, instruction: Instruction) -> None:
-    """All but the last `left` groups arrive."""
+    """All but the last `left` groups arrive, as stores of now."""
     t.copies, done = t.copies[-left - 1 :], t.copies[: -left - 1]
-    for group in done:
-        for shared, access, active, values in group:
-            _arrive(t, shared, access, active, values, instruction)
-
-
-def _arrive(t: Threads, shared: Region, access: Access, active, values, instruction: Instruction) -> None:
-    if t.mask is not None and (active & ~t.mask).any():
-        raise ValueError(f"copies of threads that are elsewhere; {instruction}")
-    shared.store(
-        Access(instruction, access.offset, access.dtype, access.count, t.stamp[active], access.thread), values
-    )
+    for shared, access, active, values in itertools.chain(*done):
+        if t.mask is not None and (active & ~t.mask).any():
+            raise BarrierDivergence(f"threads that copy are elsewhere; {instruction}")
+        shared.store(dataclasses.replace(access, instruction=instruction, stamp=t.stamp[active]), values)
 
 
 TRANSLATE: dict[str, Callable[[Code, Instruction], Step]] = {
