@@ -1,4 +1,4 @@
-"""X_p F: one fused product an iteration against the literal two.
+"""X_p F: one fused product per iteration against the literal two.
 
     pytest bench/bench_newton_schulz.py --benchmark-only
 

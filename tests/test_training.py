@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 import scm_fast.training.trainer as trainer_module
 from scm_fast import InputError, create_model, load_model
+from scm_fast.cli import main
 from scm_fast.cli.running import Parser
 from scm_fast.data import open_dataset
 from scm_fast.files import replacing
@@ -125,6 +126,28 @@ class TestConfig:
         with pytest.raises(InputError) as error:
             parse_config(["--data", "x", *given])
         assert message in str(error.value)
+
+    @pytest.mark.parametrize(
+        ("calibration", "message"),
+        [
+            ("{method: dense}", "the calibration has no method; it has num_blocks"),
+            ("{solver: fast}", "solver must be one of stencil, dense or auto, got 'fast'"),
+            ("{iterations: many}", "iterations must be"),
+            ("{detach_init: 3}", "detach_init must be true or false, got 3"),
+            ("{num_blocks: two}", "num_blocks must be a positive integer, got 'two'"),
+            ("{1: 2}", "calibration"),
+            ("dense", "calibration"),
+        ],
+    )
+    def test_wrong_calibration_is_one_line(self, cub, tmp_path, capsys, calibration, message):
+        given = {**TINY, "data": cub, "out": str(tmp_path / "run"), "calibration": calibration}
+        options = [
+            word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))
+        ]
+        assert main(["train", *options]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
 
     def test_mistyped_option(self, capsys):
         with pytest.raises(SystemExit) as stop:

@@ -1,8 +1,8 @@
 """The Newton-Schulz chain on dense matrices: X_0 = alpha L^T, X_{k+1} = X_k (2I - L X_k).
 
-`newton_schulz(L)` gives the approximate inverse X_p (B, N, N) of any L, two products an iteration.
+`newton_schulz(L)` gives the approximate inverse X_p (B, N, N) of any L, two products per iteration.
 
-`newton_schulz_apply(L, F)` gives X_p F (B, N) at one product an iteration. With R_k = I - L X_k:
+`newton_schulz_apply(L, F)` gives X_p F (B, N) at one product per iteration. With R_k = I - L X_k:
 
     R_{k+1} = R_k^2,   X_p = X_0 (I + R_{p-1}) ... (I + R_0)
 
