@@ -41,7 +41,7 @@ class Instruction:
 
 @dataclass
 class Block:
-    """Instructions that run one after the other; `end` is the branch, barrier or return that closes them, if any."""
+    """Instructions that run one after the other, and the branch, barrier or return that ends them, if any does."""
 
     body: list[Instruction] = field(default_factory=list)
     end: Instruction | None = None
