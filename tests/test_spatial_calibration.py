@@ -63,7 +63,7 @@ def test_sixteen_iterations_equal_reference(device, grid, detach_init):
         ((1, 5), 1, 1, (0, 1, 6), "stencil"),
         ((5, 1), 1, 7, (0, 1, 4), "stencil"),
         ((5, 7), 2, 7, (3, 2), "dense"),
-        ((1, 5), 3, 7, (0, 1, 16), "dense"),
+        pytest.param((1, 5), 3, 7, (0, 1, 16), "dense", marks=pytest.mark.not_compiled),
         ((4, 3), 1, 7, (16, 4, 4, 4), "auto"),
         ((2, 2), 1, 3, (1, 0) * 8, "stencil"),
     ],
