@@ -1,10 +1,10 @@
-"""The stack of diffusion blocks on scalar fields, one program an image; see `scm_fast.ops.activation_diffusion`.
+"""The stack of diffusion blocks on scalar fields, one program per image; see `scm_fast.ops.activation_diffusion`.
 
     M = sqrt(alpha) L:   (M x)_i = diagonal_i x_i + right_i x_{i+1} + left_i x_{i-1} + down_i x_{i+W} + up_i x_{i-W}
     X_p F = sum_{j < K} r_j,   r_0 = sqrt(alpha) M F,   r_j = r_{j-1} - M M r_{j-1},   K = 2^p
     f = minmax(tanhshrink(X_p F / (beta max F))),   F <- F + f,   gain <- gain (1 + f)
 
-A field lives in the registers of the program, one lane a token; a neighbour is a `tl.gather`. What a block does
+A field lives in the registers of the program, one lane per token; a neighbour is a `tl.gather`. What a block does
 not touch in its inner loop (F, gain, gradients of the edges) waits in global memory. What a program reads back
 there may have been written by another of its threads, so a barrier stands between.
 Names: i_ program index, o_ offsets, m_ mask, p_ pointer, b_ field in registers.

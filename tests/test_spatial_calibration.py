@@ -380,17 +380,9 @@ def test_trace_shows_every_block():
         torch.testing.assert_close(trace.semantic[-1].mean((2, 3)), out.logits)
         S_l, F_l = S.flatten(2), reference.min_max(F.flatten(1))
         for block in range(3):
-            f = reference.filtered_diffusion(
-                reference.similarity(S_l),
-                F_l,
-                scm.lam[block],
-                scm.beta[block],
-                (4, 6),
-                2 + block,
-                0.002,
-                False,
+            S_l, F_l, f = reference.diffusion_block(
+                S_l, F_l, scm.lam[block], scm.beta[block], (4, 6), 2 + block, 0.002, False
             )
-            S_l, F_l = S_l * (1 + f).unsqueeze(1), F_l + f
             torch.testing.assert_close(trace.semantic[block].flatten(2), S_l.detach())
             torch.testing.assert_close(trace.attention[block].flatten(1), F_l.detach())
             torch.testing.assert_close(trace.filtered[block].flatten(1), f.detach())
