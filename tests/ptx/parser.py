@@ -46,6 +46,10 @@ class Block:
     body: list[Instruction] = field(default_factory=list)
     end: Instruction | None = None
 
+    @property
+    def instructions(self) -> list[Instruction]:
+        return self.body if self.end is None else [*self.body, self.end]
+
 
 @dataclass
 class Kernel:
@@ -56,9 +60,6 @@ class Kernel:
     shared_symbol: str  # name of the shared memory, which begins at address 0
     blocks: list[Block]
     labels: dict[str, int]  # label -> index of its block
-
-    def instructions(self) -> list[Instruction]:
-        return [i for block in self.blocks for i in (*block.body, *([block.end] if block.end else []))]
 
 
 ENDS = ("bra", "bra.uni", "ret", "exit", "bar.sync", "barrier.sync", "barrier.sync.aligned")
