@@ -68,3 +68,19 @@ def test_compiles_without_spills_within_shared_memory(target):
     }
     assert [row for row in rows if row[3] > 0] == []
     assert [row for row in rows if row[4] > row[5]] == []
+
+
+@pytest.mark.compiled
+def test_counts_of_a_training_step():
+    """Every launch is counted; a larger batch is more of the same."""
+    from kernel_counts import COLUMNS, cells, counted_step
+    from kernel_launches import Step
+
+    one, two = (counted_step(Step(batch, 8, (5, 4), (1,)), "sm_90") for batch in (1, 2))
+    assert [launched.kernel for launched in one] == [launched.kernel for launched in two]
+    for launched, twice in zip(one, two, strict=True):
+        assert len(cells(launched)) == len(COLUMNS)
+        assert twice.counts.programs == 2 * launched.counts.programs
+        assert twice.counts.barriers == 2 * launched.counts.barriers
+        for what, sectors in launched.counts.sectors.items():
+            assert sectors.used <= sectors.requested <= twice.counts.sectors[what].requested

@@ -33,6 +33,7 @@ def grid_name(grid: tuple[int, int]) -> str:
     return f"{grid[0]}x{grid[1]}"
 
 
+@pytest.mark.not_compiled
 @pytest.mark.parametrize("detach_init", [False, True], ids=["true-gradient", "detached"])
 @pytest.mark.parametrize("iterations", [(0, 0), (1, 1), (4, 4, 4, 4), (6, 6), (0, 1, 4)], ids=str)
 @pytest.mark.parametrize("grid", GRIDS, ids=grid_name)
@@ -44,6 +45,7 @@ def test_torch_equals_reference(poisoned_memory, device, solver, grid, iteration
         assert_equal_to_reference(scm, S, F)
 
 
+@pytest.mark.not_compiled
 @pytest.mark.parametrize("detach_init", [False, True], ids=["true-gradient", "detached"])
 @pytest.mark.parametrize("grid", GRIDS, ids=grid_name)
 def test_sixteen_iterations_equal_reference(device, grid, detach_init):
@@ -61,7 +63,7 @@ def test_sixteen_iterations_equal_reference(device, grid, detach_init):
         ((1, 5), 1, 1, (0, 1, 6), "stencil"),
         ((5, 1), 1, 7, (0, 1, 4), "stencil"),
         ((5, 7), 2, 7, (3, 2), "dense"),
-        ((1, 5), 3, 7, (0, 1, 16), "dense"),
+        pytest.param((1, 5), 3, 7, (0, 1, 16), "dense", marks=pytest.mark.not_compiled),
         ((4, 3), 1, 7, (16, 4, 4, 4), "auto"),
         ((2, 2), 1, 3, (1, 0) * 8, "stencil"),
     ],
@@ -105,6 +107,7 @@ def assert_sound_at(batch: int, classes: int, grid: tuple[int, int], device: str
         assert all(torch.equal(other[name], first[name]) for name in first)
 
 
+@pytest.mark.not_compiled
 def test_same_bits_every_time(poisoned_memory, device):
     assert_sound_at(2, 5, (3, 4), device)
 
@@ -120,6 +123,7 @@ def test_training_shapes(batch, classes, grid):
     assert_sound_at(batch, classes, grid, "cuda")
 
 
+@pytest.mark.not_compiled
 @pytest.mark.parametrize("iterations", [(4, 4, 4, 4), (1, 6)], ids=str)
 @pytest.mark.parametrize("grid", [(14, 14), (7, 13)], ids=grid_name)
 def test_torch_float32_error(device, grid, iterations):
@@ -127,6 +131,7 @@ def test_torch_float32_error(device, grid, iterations):
     assert_three_way(module("torch", iterations), S, F, torch.float32)
 
 
+@pytest.mark.not_compiled
 @pytest.mark.parametrize("detach_init", [False, True], ids=["true-gradient", "detached"])
 def test_float32_error_at_sixteen_iterations(device, detach_init):
     """On maps as smooth as a network's; noise, whose p = 16 inverse is ill-conditioned, is another matter."""
@@ -158,6 +163,7 @@ GRADCHECK_SETTINGS = {
 }
 
 
+@pytest.mark.not_compiled
 @pytest.mark.parametrize("backend", KERNELS)
 @pytest.mark.parametrize("case", GRADCHECK_SETTINGS)
 def test_gradcheck(device, backend, case):
@@ -293,6 +299,7 @@ def test_wrong_settings(settings, message):
         SpatialCalibration(**settings)
 
 
+@pytest.mark.not_compiled
 @pytest.mark.parametrize("backend", KERNELS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_autocast_keeps_fields_in_float32(device, backend, dtype):
@@ -310,6 +317,7 @@ def test_autocast_keeps_fields_in_float32(device, backend, dtype):
     assert S_half.grad.dtype == F_half.grad.dtype == dtype
 
 
+@pytest.mark.not_compiled
 @pytest.mark.parametrize("backend", ["reference", *KERNELS])
 def test_compiles_to_one_graph(device, backend):
     S, F = (x.to(device) for x in random_maps(2, 4, (3, 4)))
@@ -337,6 +345,7 @@ def each_op(backend, device):
     }
 
 
+@pytest.mark.not_compiled
 @pytest.mark.parametrize("name", each_op("torch", "cpu"))
 @pytest.mark.parametrize("backend", KERNELS)
 def test_every_op_compiles_to_one_graph(device, backend, name):
@@ -350,6 +359,7 @@ def test_every_op_compiles_to_one_graph(device, backend, name):
     torch.testing.assert_close(*found)
 
 
+@pytest.mark.not_compiled
 @pytest.mark.parametrize("case", GRADCHECK_SETTINGS)
 @pytest.mark.parametrize("backend", KERNELS)
 def test_opcheck(device, backend, case):
