@@ -1,9 +1,8 @@
-"""X_p F: one fused product an iteration against the literal two.
+"""X_p F: one fused product per iteration against the literal two.
 
     pytest bench/bench_newton_schulz.py --benchmark-only
 
-With "X_0 constant" as the published code, which takes X_0 out of the gradient. `torch` keeps the iterates for
-the backward pass; `torch, recomputed` does not.
+With "X_0 constant" as the published code, which takes X_0 out of the gradient.
 """
 
 import pytest
@@ -41,17 +40,15 @@ def test_newton_schulz(compare, device, full, mode, batch, side, iterations, det
         X = reference.newton_schulz(L, iterations, ALPHA, detach_init)
         return (X @ F.unsqueeze(-1)).squeeze(-1)
 
-    def fused(backend: str, keep: bool) -> Implementation:
-        return Implementation(
-            lambda: newton_schulz_apply(L, F, iterations, ALPHA, detach_init, keep, backend), (L, F)
-        )
-
     def make(backend: str) -> Implementation:
-        return Implementation(literal, (L, F)) if backend == "reference" else fused(backend, keep=True)
+        if backend == "reference":
+            return Implementation(literal, (L, F))
+        return Implementation(
+            lambda: newton_schulz_apply(L, F, iterations, ALPHA, detach_init, backend), (L, F)
+        )
 
     first = (mode, batch, side, iterations, detach_init) == ("both", *FIRST)
     found = across_backends(make, device, compiling=full or first)
-    found["torch, recomputed"] = fused("torch", keep=False)
     variant = f"p = {iterations}" + (", X_0 constant" if detach_init else "")
     found = proven(found, dout)
     case = Case("newton_schulz", mode, batch, None, side, side, "float32", variant)

@@ -34,7 +34,7 @@ def _literal_attend(self, q, k, v, mask=None):
 def create_scm(backbone: str, backend: str) -> nn.Module:
     """On the reference backend the network stores its attention matrices as well."""
     torch.manual_seed(0)  # the same weights for all
-    model = create_model(backbone, CLASSES, "scm", backend=backend)
+    model = create_model(backbone, CLASSES, "scm", calibration={"backend": backend})
     if backend == "reference":
         unfused = type("LiteralAttention", (cls_attention.VitAttention,), {"attend": _literal_attend})
         for block in model.backbone.blocks:

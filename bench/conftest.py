@@ -7,13 +7,13 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from environment import device_name, versions
 from measure import MIN_ROUNDS, CpuMeter, CudaMeter, Measured, Meter, NotRun, Task, measure
 
 from scm_fast.benchmarks.table import (
@@ -28,6 +28,7 @@ from scm_fast.benchmarks.table import (
     write_table,
 )
 from scm_fast.devices import resolve_device
+from scm_fast.environment import commit, device_name, versions
 from scm_fast.errors import InputError
 
 # Seconds of rounds for each case, beyond the least number of them.
@@ -73,8 +74,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if not rows:
         return
     terminalreporter.section("benchmarks")
-    environment = {row.device: None for row in rows if not row.not_run}
-    terminalreporter.line(f"{'; '.join(environment)}; torch {rows[0].torch}; commit {rows[0].commit}")
+    devices = {row.device: None for row in rows if not row.not_run}
+    terminalreporter.line(f"{'; '.join(devices)}; torch {rows[0].torch}; commit {rows[0].commit}")
     terminalreporter.line(
         "faster and smaller: against the reference (or the first of a case), round by round"
     )
@@ -96,7 +97,11 @@ def full(pytestconfig: pytest.Config) -> bool:
 
 @pytest.fixture(scope="session")
 def common_columns() -> dict[str, str]:
-    return versions()
+    """Columns of the table that are the same for the whole run."""
+    found = versions()
+    named = {name: found[name] or "" for name in ("python", "torch", "triton", "scm_fast")}
+    today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    return {**named, "commit": commit(), "date": today}
 
 
 @pytest.fixture(scope="session")

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from kernel_launches import Step
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from scm_fast import reference
-from scm_fast.kernels.launches import Step
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A roofline model of the calibration module's training step: a MODEL, not a measurement.
+"""A roofline model of the whole module's training step: a MODEL, not a measurement.
 
     python bench/roofline.py
     python bench/roofline.py --gpu H100 --batch 64 --classes 1000 --grid 28x28 --iterations 4 --blocks 4
@@ -16,8 +16,8 @@ on either side. Within a launch everything is read once. Real kernels reach a pa
 
 Two costs are apart, because they rest on an assumption and not on a data sheet: launches (--launch-us each,
 hidden while the host runs ahead), and the chain of stencils that an image waits for inside the fused kernels
-(--stencil-ns each: four exchanges through shared memory). `fused + chain` lets the calibration kernels take as
-long as their chain where that is longer; the ratio is taken with it.
+(--stencil-ns each: four exchanges through shared memory). `fused + chain` lets the activation_diffusion kernels
+take as long as their chain where that is longer; the ratio is taken with it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ from pathlib import Path
 
 import torch
 from dense_counts import Operation, as_written, products
+from kernel_launches import Step, recorded_step
+from kernel_traffic import operations, stencils, traffic
 
-from scm_fast.calibration import expand_iterations
 from scm_fast.errors import InputError
 from scm_fast.files import replace_section
-from scm_fast.kernels.launches import Step, recorded_step
-from scm_fast.kernels.traffic import operations, stencils, traffic
-from scm_fast.ops.blocks import MAX_FUSED_BLOCKS, MAX_FUSED_TOKENS
-from scm_fast.ops.calibration import dense_blocks
+from scm_fast.ops.activation_diffusion import MAX_FUSED_BLOCKS, MAX_FUSED_TOKENS, in_one_launch, plan
+from scm_fast.spatial_calibration import expand_iterations
 
 MARK = "A model, not a measurement: nothing here was run on a GPU."
 
@@ -116,7 +115,7 @@ def _check(step: Step) -> None:
             f"the fused kernels serve {largest} tokens and {MAX_FUSED_BLOCKS} blocks at most, "
             f"got {tokens} and {len(step.iterations)}"
         )
-    if any(dense_blocks("auto", step.iterations, tokens)):
+    if not in_one_launch(plan(step.settings, tokens, torch.float32)):
         raise InputError(
             f"p = {max(step.iterations)} runs on dense matrices at {tokens} tokens: nothing is fused"
         )
@@ -185,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--classes", type=int, default=200)
     parser.add_argument("--grid", type=_grid, default=(14, 14), metavar="HxW")
     parser.add_argument(
-        "--iterations", type=int, nargs="+", default=[4], metavar="P", help="one, or one a block"
+        "--iterations", type=int, nargs="+", default=[4], metavar="P", help="one, or one per block"
     )
     parser.add_argument("--blocks", type=int, default=4)
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="of S")

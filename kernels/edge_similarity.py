@@ -196,18 +196,46 @@ def backward(
     S: Tensor,
     edges: Tensor,
     inverse_norm: Tensor,
+    weight: Tensor | None = None,
+    dpooled: Tensor | None = None,
+) -> Tensor:
+    """dS, with the gradient of `pooling` added where `weight` and `dpooled` are given."""
+    return _backward(dedges, S, edges, inverse_norm, weight, dpooled, None, None, None)
+
+
+def backward_with_sums(
+    dedges: Tensor,
+    S: Tensor,
+    edges: Tensor,
+    inverse_norm: Tensor,
     weight: Tensor | None,
     dpooled: Tensor | None,
-    dparameters: Tensor | None = None,
-    parameters: tuple[Tensor, Tensor] | None = None,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """dS; and, given every image's `dparameters` (B, 2, L), their sums over the batch in lam's and beta's dtype.
+    dparameters: Tensor,
+    lam: Tensor,
+    beta: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dS, and every image's `dparameters` (B, 2, L) summed over the batch, in lam's and beta's dtype.
 
     The sums ride along because they would be a launch of their own.
     """
+    dlam, dbeta = torch.empty_like(lam), torch.empty_like(beta)
+    dS = _backward(dedges, S, edges, inverse_norm, weight, dpooled, dparameters, dlam, dbeta)
+    return dS, dlam, dbeta
+
+
+def _backward(
+    dedges: Tensor,
+    S: Tensor,
+    edges: Tensor,
+    inverse_norm: Tensor,
+    weight: Tensor | None,
+    dpooled: Tensor | None,
+    dparameters: Tensor | None,
+    dlam: Tensor | None,
+    dbeta: Tensor | None,
+) -> Tensor:
     B, C, H, W = S.shape
     dS = torch.empty_like(S)
-    dlam, dbeta = (None, None) if parameters is None else (torch.empty_like(p) for p in parameters)
     options = _launch_options(S)
     edge_similarity_backward_kernel[_launch_grid(S, options["BLOCK_T"])](
         S,
@@ -229,4 +257,4 @@ def backward(
         0 if dparameters is None else dparameters.shape[2],
         **options,
     )
-    return dS, dlam, dbeta
+    return dS

@@ -1,6 +1,6 @@
-"""Arithmetic on a scalar field that lives in a program's registers, one lane a token.
+"""Arithmetic on a scalar field that lives in a program's registers, one lane per token.
 
-Lanes beyond the N tokens hold 0; `m` marks the tokens. The counterpart in torch is `scm_fast.ops.fields`.
+Lanes beyond the N tokens hold 0; `m` marks the tokens. The counterpart in torch is `scm_fast.ops.diffusion_fields`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def min_max_backward(b_dy, b_x, b_y, m):
 
 @triton.jit
 def tanhshrink(b_z, LEVELS: tl.constexpr):
-    """z - tanh(z), by a continued fraction where |z| <= 1; see `scm_fast.ops.fields.tanhshrink`."""
+    """z - tanh(z), by a continued fraction where |z| <= 1; see `scm_fast.ops.diffusion_fields.tanhshrink`."""
     small = tl.abs(b_z) <= 1
     square = tl.where(small, b_z * b_z, 0.0)
     fraction = tl.zeros_like(square)

@@ -85,11 +85,11 @@ def forward(edges: Tensor, lam: Tensor) -> Tensor:
 
 
 def backward(dL: Tensor, edges: Tensor, lam: Tensor) -> tuple[Tensor, Tensor]:
-    """dedges (B, 2, H, W) and dlam ()."""
+    """dedges (B, 2, H, W), and dlam in the shape and dtype of lam."""
     B, _, H, W = edges.shape
     grid = (B, triton.cdiv(H * W, _BLOCK))
     dedges, dlam = edges.new_empty(edges.shape), edges.new_empty(grid)
     laplacian_backward_kernel[grid](
         dL, edges.contiguous(), lam, dedges, dlam, *dL.stride(), H, W, BLOCK=_BLOCK, num_warps=4
     )
-    return dedges, dlam.sum()
+    return dedges, dlam.sum().to(lam.dtype).view(lam.shape)

@@ -1,4 +1,4 @@
-"""The fused matrix products of the Newton-Schulz chains; see `scm_fast.ops.chains.Products`.
+"""The fused matrix products of the Newton-Schulz chains; see `scm_fast.ops.newton_schulz`.
 
 One kernel, a tile of the result a program:
 
@@ -160,31 +160,33 @@ def _product(
     return out, v_out
 
 
-class TritonProducts:
-    """Implements `scm_fast.ops.chains.Products`."""
+def product(A: Tensor, B: Tensor, scale: float, identity: float, add: Tensor | None, out: Tensor) -> Tensor:
+    """out = scale * A B + identity * I + add."""
+    return _product(A, B, out, scale, identity, add)[0]
 
-    def product(self, A, B, scale, identity, add, out):
-        return _product(A, B, out, scale, identity, add)[0]
 
-    def complement_step(self, P, w, out):
-        w = w.contiguous()
-        if out is not None:
-            return _product(P, P, out, -1.0, add=P, add_scale=2.0, v=w, symmetric=True)[1]
-        following = torch.empty_like(w)
-        grid = (triton.cdiv(P.shape[1], 16), P.shape[0])
-        complement_vector_kernel[grid](P, w, following, P.shape[1], BLOCK=16, BLOCK_K=64, num_warps=4)
-        return following
+def complement_step(P: Tensor, w: Tensor, out: Tensor | None) -> Tensor:
+    """Returns 2w - P w; `out` receives 2P - P P unless it is None. P is symmetric."""
+    w = w.contiguous()
+    if out is not None:
+        return _product(P, P, out, -1.0, add=P, add_scale=2.0, v=w, symmetric=True)[1]
+    following = torch.empty_like(w)
+    grid = (triton.cdiv(P.shape[1], 16), P.shape[0])
+    complement_vector_kernel[grid](P, w, following, P.shape[1], BLOCK=16, BLOCK_K=64, num_warps=4)
+    return following
 
-    def adjoint_step(self, G, P, dw, w, symmetric):
-        return _product(
-            P,
-            G,
-            torch.empty_like(G),
-            -1.0,
-            add=G,
-            add_scale=2.0,
-            outer=(dw.contiguous(), w.contiguous()),
-            v=dw.contiguous(),
-            two_sided=True,
-            symmetric=symmetric,
-        )
+
+def adjoint_step(G: Tensor, P: Tensor, dw: Tensor, w: Tensor, symmetric: bool) -> tuple[Tensor, Tensor]:
+    """Returns 2G - G P - P G - dw w^T (with `symmetric`: and its transpose) and 2dw - P dw. P is symmetric."""
+    return _product(
+        P,
+        G,
+        torch.empty_like(G),
+        -1.0,
+        add=G,
+        add_scale=2.0,
+        outer=(dw.contiguous(), w.contiguous()),
+        v=dw.contiguous(),
+        two_sided=True,
+        symmetric=symmetric,
+    )

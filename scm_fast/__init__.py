@@ -4,8 +4,8 @@ from importlib import import_module
 from typing import Any
 
 from .backends import available_backends, use_backend
-from .calibration import CalibrationOutput, CalibrationTrace, SpatialCalibration
 from .errors import InputError
+from .spatial_calibration import CalibrationOutput, CalibrationTrace, SpatialCalibration
 
 __version__ = "0.1.0"
 

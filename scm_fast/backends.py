@@ -1,8 +1,8 @@
 """Which implementation serves a call: `reference`, `torch`, `triton`, or `auto` for the fastest that can.
 
 Asked for in three ways, the first that says something wins: the `backend=` argument, `with use_backend(...)`,
-the environment variable `SCM_FAST_BACKEND`. A backend that was asked for and cannot serve is an error with
-the reason; `auto` falls back, and `available_backends()` says why.
+the environment variable `SCM_FAST_BACKEND`; `auto` says nothing. A backend that was asked for and cannot serve
+is an error with the reason; where nobody asks, the fastest that can is taken, and `available_backends()` says why.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import importlib.util
 import os
 from collections.abc import Iterator
 from contextvars import ContextVar
+from types import ModuleType
+from typing import NamedTuple
 
 import torch
 
@@ -19,8 +21,10 @@ from .errors import InputError
 
 BACKENDS = ("reference", "torch", "triton")
 ENVIRONMENT_VARIABLE = "SCM_FAST_BACKEND"
+# Where the torch and the triton backend have their module of each op, with functions of the same names.
+_PACKAGES = {"torch": "scm_fast.ops", "triton": "scm_fast.kernels"}
 
-_in_context: ContextVar[str | None] = ContextVar("scm_fast_backend", default=None)
+_in_context: ContextVar[str] = ContextVar("scm_fast_backend", default="auto")
 
 
 def check_backend_name(name: str, source: str = "backend") -> str:
@@ -31,7 +35,10 @@ def check_backend_name(name: str, source: str = "backend") -> str:
 
 @contextlib.contextmanager
 def use_backend(name: str) -> Iterator[None]:
-    """Within the `with`, calls whose own `backend` is `auto` use `name`. Local to the thread or task."""
+    """Within the `with`, calls whose own `backend` is `auto` use `name`. Local to the thread or task.
+
+    `auto` takes back what an outer `with` chose: the environment variable decides, as without any.
+    """
     token = _in_context.set(check_backend_name(name))
     try:
         yield
@@ -39,14 +46,23 @@ def use_backend(name: str) -> Iterator[None]:
         _in_context.reset(token)
 
 
-def requested_backend(argument: str = "auto") -> str:
-    """The name asked for by argument, context or environment; `auto` where none of them chooses."""
+class Request(NamedTuple):
+    """The backend that was asked for, and by what; `auto` where nobody chose."""
+
+    name: str
+    source: str  # for people: "the backend argument", "use_backend", "SCM_FAST_BACKEND", "nobody"
+
+
+def requested_backend(argument: str = "auto") -> Request:
+    """What argument, context or environment ask for: the first that does not say `auto`."""
+    from_variable = os.environ.get(ENVIRONMENT_VARIABLE, "auto")
     if check_backend_name(argument) != "auto":
-        return argument
-    in_context = _in_context.get()
-    if in_context is not None:
-        return in_context
-    return check_backend_name(os.environ.get(ENVIRONMENT_VARIABLE, "auto"), ENVIRONMENT_VARIABLE)
+        return Request(argument, "the backend argument")
+    if (in_context := _in_context.get()) != "auto":
+        return Request(in_context, "use_backend")
+    if check_backend_name(from_variable, ENVIRONMENT_VARIABLE) != "auto":
+        return Request(from_variable, ENVIRONMENT_VARIABLE)
+    return Request("auto", "nobody")
 
 
 def _find_triton_kernels() -> str:
@@ -85,13 +101,29 @@ def why_not(backend: str, device: torch.device | str | None = None) -> str:
 
 def resolve_backend(argument: str, device: torch.device) -> str:
     """The backend that serves a call on `device`: what was asked for, or the fastest that can."""
-    name = requested_backend(argument)
+    name = requested_backend(argument).name
     if name == "auto":
         # The interpreter is for tests: it is never what `auto` means.
         return "torch" if interpreting() or why_not("triton", device) else "triton"
     if reason := why_not(name, device):
         raise InputError(f"backend {name!r} was asked for and cannot serve: {reason}")
     return name
+
+
+def op_backend(op: str, argument: str, device: torch.device) -> str:
+    """`torch` or `triton` for a call of a single op; the reference has no counterpart for every op."""
+    name = resolve_backend(argument, device)
+    if name == "reference":
+        raise InputError(f"{op} runs on the torch or triton backend; scm_fast.reference has the literal one")
+    return name
+
+
+def implementation(op: str, backend: str) -> ModuleType:
+    """The module that computes `op` on torch or triton: `ops/X.py` or `kernels/X.py`.
+
+    Imported when first used: the package works without triton.
+    """
+    return importlib.import_module(f"{_PACKAGES[backend]}.{op}")
 
 
 def available_backends() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What scm_fast runs on, gathered for `scm-fast info`: everything a bug report should say."""
+"""What scm_fast runs on: for `scm-fast info`, which says all that a bug report should, and for benchmarks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from typing import Any
 import torch
 
 from . import __version__
-from .backends import ENVIRONMENT_VARIABLE, available_backends, interpreting, requested_backend, why_not
+from .backends import available_backends, interpreting, requested_backend, why_not
 from .devices import resolve_device
 from .errors import InputError
-from .ops.blocks import MAX_FUSED_BLOCKS, MAX_FUSED_TOKENS
-from .ops.calibration import MAX_STENCIL_ITERATIONS
+from .ops.activation_diffusion import MAX_FUSED_BLOCKS, MAX_FUSED_TOKENS, MAX_STENCIL_ITERATIONS
 
 # Each op that has a Triton kernel, and what the kernel asks of a call beyond a device.
 OPS = {
@@ -26,7 +25,7 @@ OPS = {
     "pooling": "",
     "laplacian": "",
     "newton_schulz": "",
-    "calibration": (
+    "activation_diffusion": (
         f"one launch for up to {MAX_FUSED_BLOCKS} blocks on up to {MAX_FUSED_TOKENS[torch.float32]} tokens "
         f"({MAX_FUSED_TOKENS[torch.float64]} in float64); a larger grid runs in torch operations, "
         f"and p > {MAX_STENCIL_ITERATIONS} on dense matrices"
@@ -145,6 +144,28 @@ def devices() -> list[dict[str, Any]]:
     return found
 
 
+def device_name(device: torch.device) -> str:
+    """The GPU's name, or the processor's and the number of threads that torch uses now."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"{_cpu_name()}, {threads} thread{'s' if threads > 1 else ''}"
+
+
+def commit() -> str:
+    """The commit that is checked out, with `-dirty` if tracked files differ from it; empty without git."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no")
+        return git("rev-parse", "--short=12", "HEAD") + ("-dirty" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
 def chosen_backends(device: torch.device) -> dict[str, dict[str, str]]:
     """For every op: the backend that `auto` takes on `device`, and why."""
     found = {op: _choice(device, limits) for op, limits in OPS.items()}
@@ -154,12 +175,11 @@ def chosen_backends(device: torch.device) -> dict[str, dict[str, str]]:
 
 def _choice(device: torch.device, limits: str) -> dict[str, str]:
     try:
-        name = requested_backend()
-        reason = why_not(name, device) if name != "auto" else ""
+        name, source = requested_backend()
     except InputError as error:
         return {"backend": "error", "why": str(error)}
-    if reason:
-        return {"backend": "error", "why": f"{ENVIRONMENT_VARIABLE} asks for {name}, but {reason}"}
+    if name != "auto" and (reason := why_not(name, device)):
+        return {"backend": "error", "why": f"{source} asks for {name}, but {reason}"}
     if name == "auto":
         if interpreting():
             name, why = "torch", "TRITON_INTERPRET=1: the interpreter is for tests, auto never takes it"
@@ -168,7 +188,7 @@ def _choice(device: torch.device, limits: str) -> dict[str, str]:
         else:
             name, why = "triton", f"the fastest, and it can serve {device}"
     else:
-        why = f"{ENVIRONMENT_VARIABLE} asks for it"
+        why = f"{source} asks for it"
     return {"backend": name, "why": f"{why}; {limits}" if limits and name == "triton" else why}
 
 

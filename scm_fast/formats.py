@@ -16,36 +16,34 @@ if TYPE_CHECKING:
 Named: TypeAlias = "tuple[str, Prediction]"
 
 
-class FoundBox(NamedTuple):
-    """The box of an image's best class, x0, y0, x1, y1 in pixels; None if there is none."""
+class FoundBoxes(NamedTuple):
+    """The boxes of an image's best class, x0, y0, x1, y1 in pixels, each with its score."""
 
     image: str
     size: tuple[int, int]  # (width, height)
     label: int
-    score: float
-    box: Sequence[float] | None
+    boxes: Sequence[tuple[Sequence[float], float]]
 
 
-def write_coco(path: Path, found: Iterable[FoundBox], class_names: Sequence[str]) -> Path:
-    """A COCO data set: bbox (x, y, width, height), with its score."""
+def write_coco(path: Path, found: Iterable[FoundBoxes], class_names: Sequence[str]) -> Path:
+    """A COCO data set: bbox (x, y, width, height), each with its score."""
     images: list[dict[str, object]] = []
     annotations: list[dict[str, object]] = []
-    for number, (image, (width, height), label, score, box) in enumerate(found, 1):
+    for number, (image, (width, height), label, boxes) in enumerate(found, 1):
         images.append({"id": number, "file_name": image, "width": width, "height": height})
-        if box is None:
-            continue
-        bbox = rounded(corner_and_size(box))
-        annotations.append(
-            {
-                "id": len(annotations) + 1,
-                "image_id": number,
-                "category_id": label,
-                "bbox": bbox,
-                "area": round(bbox[2] * bbox[3], 2),
-                "iscrowd": 0,
-                "score": round(score, 6),
-            }
-        )
+        for box, score in boxes:
+            bbox = rounded(corner_and_size(box))
+            annotations.append(
+                {
+                    "id": len(annotations) + 1,
+                    "image_id": number,
+                    "category_id": label,
+                    "bbox": bbox,
+                    "area": round(bbox[2] * bbox[3], 2),
+                    "iscrowd": 0,
+                    "score": round(score, 6),
+                }
+            )
     categories = [{"id": label, "name": name} for label, name in enumerate(class_names)]
     return _dump(path, {"images": images, "categories": categories, "annotations": annotations})
 
@@ -66,13 +64,15 @@ def corner_columns(box: Sequence[float] | None, prefix: str = "") -> dict[str, o
 
 
 def _predictions_json(folder: Path, predictions: Sequence[Named], class_names: Sequence[str]) -> Path:
-    """A list, one entry per image: size, box (x0, y0, x1, y1) and the classes, best first."""
+    """A list, one entry per image: size, the classes, best first, and the boxes (x0, y0, x1, y1), whose first is
+    also `box`."""
     entries = [
         {
             "image": prediction.name,
             "width": prediction.size[0],
             "height": prediction.size[1],
             "box": rounded(prediction.box),
+            "boxes": [{"box": rounded(box), "score": round(score, 6)} for box, score in prediction.boxes],
             "classes": [asdict(c) for c in prediction.classes],
         }
         for _, prediction in predictions
@@ -81,7 +81,7 @@ def _predictions_json(folder: Path, predictions: Sequence[Named], class_names: S
 
 
 def _predictions_coco(folder: Path, predictions: Sequence[Named], class_names: Sequence[str]) -> Path:
-    found = [FoundBox(p.name, p.size, p.classes[0].index, p.classes[0].score, p.box) for _, p in predictions]
+    found = [FoundBoxes(p.name, p.size, p.classes[0].index, detections(p)) for _, p in predictions]
     return write_coco(folder / "predictions.coco.json", found, class_names)
 
 
@@ -93,26 +93,30 @@ def _predictions_csv(folder: Path, predictions: Sequence[Named], class_names: Se
             "height": prediction.size[1],
             "class": prediction.classes[0].index,
             "name": prediction.classes[0].name,
-            "score": f"{prediction.classes[0].score:.6f}",
-            **corner_columns(prediction.box),
+            "score": f"{score:.6f}",
+            **corner_columns(box),
         }
         for _, prediction in predictions
+        for box, score in detections(prediction)
     ]
     return write_csv(folder / "predictions.csv", rows)
 
 
 def _predictions_yolo(folder: Path, predictions: Sequence[Named], class_names: Sequence[str]) -> Path:
-    """`labels/NAME.txt` with `class x_centre y_centre width height` as fractions, and `classes.txt`."""
+    """`labels/NAME.txt` with lines of `class x_centre y_centre width height`, fractions, and `classes.txt`."""
     labels = folder / "labels"
     for name, prediction in predictions:
         width, height = prediction.size
-        x, y, w, h = corner_and_size(prediction.box)
-        values = (x + w / 2) / width, (y + h / 2) / height, w / width, h / height
+        lines = []
+        for box, _ in prediction.boxes:
+            x, y, w, h = corner_and_size(box)
+            values = (x + w / 2) / width, (y + h / 2) / height, w / width, h / height
+            lines.append(
+                f"{prediction.classes[0].index} " + " ".join(f"{value:.6f}" for value in values) + "\n"
+            )
         path = labels / f"{name}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(
-            f"{prediction.classes[0].index} " + " ".join(f"{value:.6f}" for value in values) + "\n"
-        )
+        path.write_text("".join(lines))
     (folder / "classes.txt").write_text("".join(f"{name}\n" for name in class_names))
     return labels
 
@@ -124,6 +128,11 @@ FORMATS: dict[str, Callable[[Path, Sequence[Named], Sequence[str]], Path]] = {
     "csv": _predictions_csv,
     "yolo": _predictions_yolo,
 }
+
+
+def detections(prediction: Prediction) -> list[tuple[Sequence[float], float]]:
+    """The boxes with the scores that detectors give: the best class's times that of the box, 1 for the first."""
+    return [(box, prediction.classes[0].score * score) for box, score in prediction.boxes]
 
 
 def rounded(values: Sequence[float]) -> list[float]:

@@ -25,7 +25,7 @@ from torch import Tensor
 from .data.images import IMAGE_SUFFIXES, image_size, load_image, to_rgb
 from .devices import resolve_device
 from .errors import InputError
-from .evaluation.boxes import locate
+from .evaluation.boxes import ScoredBox, locate
 from .evaluation.predictor import Predictor
 from .models import Localization, LocalizationModel, load_model
 from .threshold import SEPARATION_VALUES, Threshold, choose_unboxed, threshold_to_use, token_separation
@@ -50,8 +50,15 @@ class Prediction:
     name: str  # the path as it was found, or `image 3` for the fourth of pictures without one
     size: tuple[int, int]  # (width, height) of the original
     classes: list[ClassScore]  # best first
-    box: tuple[float, float, float, float]  # x0, y0, x1, y1 in original pixels, around the best class
+    boxes: list[
+        ScoredBox
+    ]  # of the best class: the largest, then the others that were asked for by their scores
     map: NDArray[np.float32]  # (224, 224) in [0, 1], activation of the best class over the whole image
+
+    @property
+    def box(self) -> tuple[float, float, float, float]:
+        """x0, y0, x1, y1 in original pixels, of the first of `boxes`."""
+        return self.boxes[0].box
 
 
 @dataclass(frozen=True)
@@ -80,6 +87,7 @@ class Localizer:
             checkpoint's; without one "between:0.2", which `choose_threshold` may improve.
         top_k: how many classes a prediction lists.
         mirror: average scores and maps with those of the mirror image, in two passes.
+        max_boxes: most boxes of an image. From 2 on, other parts of the map that are large enough have theirs too.
     """
 
     def __init__(
@@ -90,6 +98,7 @@ class Localizer:
         threshold: float | str | Threshold | None = None,
         top_k: int = 5,
         mirror: bool = False,
+        max_boxes: int = 1,
     ) -> None:
         if not isinstance(model, LocalizationModel):
             raise InputError(
@@ -97,14 +106,16 @@ class Localizer:
                 "Localizer.from_checkpoint"
             )
         config = model.config
-        if batch_size < 1 or top_k < 1:
-            raise InputError(f"batch_size and top_k must be positive, got {batch_size} and {top_k}")
+        for name, value in (("batch_size", batch_size), ("top_k", top_k), ("max_boxes", max_boxes)):
+            if value < 1:
+                raise InputError(f"{name} must be positive, got {value}")
         self.device = resolve_device(device)
         self.model = model.for_inference().to(self.device)
         self.predictor = Predictor(self.model, self.device, mirror=mirror)
         self.batch_size = batch_size
         self.threshold = threshold_to_use(config.threshold, threshold)
         self.top_k = min(top_k, config.num_classes)
+        self.max_boxes = max_boxes
         self.class_names = list(config.class_names or (str(index) for index in range(config.num_classes)))
         self.preprocessing = self.predictor.preprocessing
 
@@ -117,9 +128,10 @@ class Localizer:
         threshold: float | str | Threshold | None = None,
         top_k: int = 5,
         mirror: bool = False,
+        max_boxes: int = 1,
     ) -> Localizer:
         """Of a folder that `save_model` wrote, or a published SCM or TS-CAM file."""
-        return cls(load_model(path), device, batch_size, threshold, top_k, mirror)
+        return cls(load_model(path), device, batch_size, threshold, top_k, mirror, max_boxes)
 
     def predict(self, images: ImageLike | Iterable[ImageLike]) -> list[Prediction]:
         """Predictions in the order of the images; of several, one that cannot be read is logged and left out.
@@ -206,7 +218,7 @@ class Localizer:
     def _prediction(
         self, item: _Loaded, scores: list[float], classes: list[int], activation: NDArray[np.float32]
     ) -> Prediction:
-        located = locate(activation, self.threshold, item.size)
+        located = locate(activation, self.threshold, item.size, self.max_boxes)
         if located.is_blank:
             logger.warning("%s: the map says nothing, the box is the whole image", item.name)
         return Prediction(
@@ -216,7 +228,7 @@ class Localizer:
                 ClassScore(index, self.class_names[index], score)
                 for index, score in zip(classes, scores, strict=True)
             ],
-            located.box,
+            located.boxes,
             located.scores.astype(np.float32),
         )
 

@@ -1,4 +1,4 @@
-"""Pictures of predictions: the activation map as heat over the image, with its box."""
+"""Pictures of predictions: the activation map as heat over the image, with its boxes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from .data.images import load_image
+from .formats import detections
 
 if TYPE_CHECKING:
     from .localizer import Prediction
@@ -28,12 +29,12 @@ def draw_overlay(image: Image.Image, prediction: Prediction, opacity: float = 0.
     heat = cv2.resize(prediction.map, (width, height), interpolation=cv2.INTER_LINEAR)
     picture = blend(np.asarray(image), heat, opacity)
     thickness = max(2, round(max(width, height) / 200))
-    x0, y0, x1, y1 = (round(value) for value in prediction.box)
     inset = thickness // 2  # a frame along the image's edge would lie half outside
-    corners = (max(x0, inset), max(y0, inset)), (min(x1, width - 1 - inset), min(y1, height - 1 - inset))
-    cv2.rectangle(picture, *corners, (255, 255, 255), thickness)
-    best = prediction.classes[0]
-    _write(picture, f"{best.name} {best.score:.2f}", (x0, y0), thickness)
+    for box, score in reversed(detections(prediction)):  # the first on top
+        x0, y0, x1, y1 = (round(value) for value in box)
+        corners = (max(x0, inset), max(y0, inset)), (min(x1, width - 1 - inset), min(y1, height - 1 - inset))
+        cv2.rectangle(picture, *corners, (255, 255, 255), thickness)
+        _write(picture, f"{prediction.classes[0].name} {score:.2f}", (x0, y0), thickness)
     return picture
 
 

@@ -55,6 +55,20 @@ def edge_similarity(S: Tensor) -> Tensor:
     return edges
 
 
+def similarity_of_edges(edges: Tensor) -> Tensor:
+    """E (B, N, N) with the edges (B, 2, H, W) of `edge_similarity`, 1 on the diagonal and 0 elsewhere."""
+    B, _, H, W = edges.shape
+    index = torch.arange(H * W, device=edges.device).view(H, W)
+    E = torch.eye(H * W, dtype=edges.dtype, device=edges.device).repeat(B, 1, 1)
+    for ends, values in (
+        ((index[:, :-1], index[:, 1:]), edges[:, 0, :, :-1]),
+        ((index[:-1], index[1:]), edges[:, 1, :-1]),
+    ):
+        i, j = (end.flatten() for end in ends)
+        E[:, i, j] = E[:, j, i] = values.flatten(1)
+    return E
+
+
 def grid_laplacian(height: int, width: int, like: Tensor) -> Tensor:
     """D - A of the 4-neighbour grid graph, (N, N), in the dtype and on the device of `like`."""
     index = torch.arange(height * width, device=like.device)
@@ -85,6 +99,22 @@ def soft_threshold(diffused: Tensor, F: Tensor, beta: Tensor) -> Tensor:
     return min_max(z - torch.tanh(z))
 
 
+def filtered_diffusion(
+    E: Tensor,
+    F: Tensor,
+    lam: Tensor,
+    beta: Tensor,
+    grid: tuple[int, int],
+    iterations: int,
+    alpha: float,
+    detach_init: bool,
+) -> Tensor:
+    """f = softthreshold(X_p F) of one block: E (B, N, N), F (B, N) -> (B, N)."""
+    X = newton_schulz(laplacian(E, lam, grid), iterations, alpha, detach_init)
+    diffused = (X @ F.unsqueeze(-1)).squeeze(-1)
+    return soft_threshold(diffused, F, beta)
+
+
 def diffusion_block(
     S: Tensor,
     F: Tensor,
@@ -96,11 +126,37 @@ def diffusion_block(
     detach_init: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One activation diffusion block: S (B, C, N), F (B, N) -> S * (1 + f), F + f and f."""
-    L = laplacian(similarity(S), lam, grid)
-    X = newton_schulz(L, iterations, alpha, detach_init)
-    diffused = (X @ F.unsqueeze(-1)).squeeze(-1)
-    f = soft_threshold(diffused, F, beta)
+    f = filtered_diffusion(similarity(S), F, lam, beta, grid, iterations, alpha, detach_init)
     return S * (1 + f).unsqueeze(1), F + f, f
+
+
+def activation_diffusion(
+    F: Tensor,
+    edges: Tensor,
+    lam: Tensor,
+    beta: Tensor,
+    iterations: Sequence[int],
+    alpha: float,
+    detach_init: bool,
+) -> tuple[Tensor, Tensor]:
+    """The stack of blocks on fields: raw F (B, H, W), edges (B, 2, H, W), lam and beta (blocks,).
+
+    Returns attention and gain (B, H, W). All blocks have the similarities of the edges.
+    """
+    B, _, H, W = edges.shape
+    E = similarity_of_edges(edges)
+    F = min_max(F.flatten(1).to(edges.dtype))
+    lam, beta = lam.to(edges.dtype), beta.to(edges.dtype)
+    gain = torch.ones_like(F)
+    for block, count in enumerate(iterations):
+        f = filtered_diffusion(E, F, lam[block], beta[block], (H, W), count, alpha, detach_init)
+        F, gain = F + f, gain * (1 + f)
+    return F.view(B, H, W), gain.view(B, H, W)
+
+
+def pooling(S: Tensor, weight: Tensor) -> Tensor:
+    """The mean over the tokens of S * weight: (B, C, H, W), (B, H, W) -> (B, C), in the dtype of weight."""
+    return (S.to(weight.dtype) * weight.unsqueeze(1)).mean((2, 3))
 
 
 def spatial_calibration(

@@ -9,6 +9,7 @@ another, so the three travel together: in a model's `config.json`, in `metrics.j
 | `global`    | value                                    | in [0, 1), the same for all images |
 | `deviation` | mean + value * standard deviation        | any number                         |
 | `between`   | mean + value * (Otsu's threshold - mean) | any number; 0 the mean, 1 Otsu's   |
+| `geometric` | value * sqrt(mean * Otsu's threshold)    | any number; 1 their geometric mean |
 
 It is written `between:0.2`; a number alone is a global threshold.
 
@@ -81,6 +82,7 @@ RULES: dict[str, Callable[[MapStatistics, Numbers], Numbers]] = {
     "global": lambda maps, value: value + 0 * maps.mean,
     "deviation": lambda maps, value: maps.mean + value * maps.std,
     "between": lambda maps, value: maps.mean + value * (maps.otsu - maps.mean),
+    "geometric": lambda maps, value: value * np.sqrt(maps.mean * maps.otsu),
 }
 BEST = "best"  # in place of a rule: the one that serves best
 

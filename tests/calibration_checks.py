@@ -1,7 +1,9 @@
 """Runs the module on any backend and compares outputs and every named gradient."""
 
 import itertools
+import os
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +31,11 @@ def module(backend: str, iterations: Sequence[int], dtype: torch.dtype = torch.f
     return scm
 
 
+def literal_settings(scm: SpatialCalibration) -> dict[str, Any]:
+    """What the reference needs of them."""
+    return {name: getattr(scm.settings, name) for name in ("iterations", "alpha", "detach_init")}
+
+
 def results(scm: SpatialCalibration, S: Tensor, F: Tensor, seed: int = 1) -> dict[str, Tensor]:
     """Outputs, and the gradients of a random combination of them, in float64 on the CPU."""
     scm = scm.to(S.device)
@@ -50,9 +57,7 @@ def results(scm: SpatialCalibration, S: Tensor, F: Tensor, seed: int = 1) -> dic
 def beta_terms(scm: SpatialCalibration, S: Tensor, F: Tensor, seed: int = 1) -> Tensor:
     """Per block, the sum of the magnitudes of the terms that nearly cancel in beta's gradient."""
     beta = scm.beta.detach()[:, None, None].expand(-1, F.shape[0], F[0].numel()).clone().requires_grad_()
-    outputs = reference.spatial_calibration(
-        S, F, scm.lam.detach(), beta, scm.iterations, scm.alpha, scm.detach_init
-    )[:3]
+    outputs = reference.spatial_calibration(S, F, scm.lam.detach(), beta, *literal_settings(scm).values())[:3]
     generator = torch.Generator().manual_seed(seed)
     loss = sum(
         (output * torch.randn(output.shape, generator=generator, dtype=torch.float64)).sum()
@@ -86,14 +91,14 @@ def assert_equal_to_reference(
     scm: SpatialCalibration, S: Tensor, F: Tensor, atol: float = 1e-10, gradient_atol: float = 1e-8
 ) -> None:
     """float64: outputs and gradients of `scm` against the reference backend's."""
-    settings = {"alpha": scm.alpha, "detach_init": scm.detach_init}
-    expected = results(module("reference", scm.iterations, **settings), S.cpu(), F.cpu())
+    settings = literal_settings(scm)
+    expected = results(module("reference", **settings), S.cpu(), F.cpu())
     actual = results(scm, S, F)
     for name in (*OUTPUTS, "dS", "dF", "dlam"):
         tolerance = (atol if name in OUTPUTS else gradient_atol) * max(1.0, expected[name].abs().max())
         difference = (actual[name] - expected[name]).abs().max()
         assert difference <= tolerance, f"{name} differs by {difference:.1e}"
-    scale = beta_terms(module("reference", scm.iterations, **settings), S.cpu(), F.cpu())
+    scale = beta_terms(module("reference", **settings), S.cpu(), F.cpu())
     excess = (actual["dbeta"] - expected["dbeta"]).abs() / (scale + 1e-300)
     assert (excess <= gradient_atol).all(), f"dbeta differs by {excess.max():.1e} of its cancelling terms"
 
@@ -109,10 +114,11 @@ def assert_three_way(scm: SpatialCalibration, S: Tensor, F: Tensor, dtype: torch
     """`scm` in `dtype` errs at most twice as much as the reference in that dtype, against float64."""
     S, F = S.to(dtype), F.to(dtype)
     # The interpreter truncates where it stores bfloat16, which a GPU rounds.
-    truncating = dtype == torch.bfloat16 and scm.backend == "triton" and S.device.type == "cpu"
-    settings = {"alpha": scm.alpha, "detach_init": scm.detach_init}
-    plain = module("reference", scm.iterations, torch.float32, **settings)
-    exact = results(module("reference", scm.iterations, **settings), S.cpu().double(), F.cpu().double())
+    truncating = dtype == torch.bfloat16 and scm.settings.backend == "triton" and S.device.type == "cpu"
+    truncating &= os.environ.get("TRITON_INTERPRET") == "1"
+    settings = literal_settings(scm)
+    plain = module("reference", dtype=torch.float32, **settings)
+    exact = results(module("reference", **settings), S.cpu().double(), F.cpu().double())
     expected = error(results(plain, S.cpu(), F.cpu()), exact)
     actual = error(results(scm.float(), S, F), exact)
     for name, bound in expected.items():

@@ -1,4 +1,8 @@
-"""Where kernels run: in Triton's interpreter on the CPU, or with `pytest -m gpu` compiled, on a GPU.
+"""Where kernels run: in Triton's interpreter on the CPU, or compiled: on a GPU, or emulated (tests/ptx).
+
+    pytest                                  interpreted
+    pytest -m compiled [--targets all]      compiled for GPU targets, in the emulator
+    pytest -m gpu                           compiled, on the GPU of this machine
 
 The interpreter replaces the compiler in a whole process, so one run of pytest has the one or the other.
 """
@@ -16,13 +20,22 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    help_text = "with -m compiled: GPU targets, separated by commas, or `all` (default: %(default)s)"
+    parser.addoption("--targets", default="sm_80,sm_90", help=help_text)
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Before anything imports triton: `-m gpu`, alone or with other words, asks for compiled kernels."""
-    expression = config.getoption("markexpr")
-    if "gpu" not in re.findall(r"\w+", expression) or "not gpu" in expression:
+    """Before anything imports triton: `-m gpu` or `-m compiled`, alone or with other words, compile kernels."""
+    if not _asked_for(config, "gpu") and not _asked_for(config, "compiled"):
         os.environ.setdefault("TRITON_INTERPRET", "1")
     if _interpreted():
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # torch.compile would interpret its kernels there, too
+
+
+def _asked_for(config: pytest.Config, marker: str) -> bool:
+    expression = config.getoption("markexpr")
+    return marker in re.findall(r"\w+", expression) and f"not {marker}" not in expression
 
 
 def _interpreted() -> bool:
@@ -38,10 +51,46 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("no GPU")
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> str:
-    """The device of a test's tensors; every test that takes it is a `gpu` test as well."""
-    return request.param
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test with a `device` is a `gpu` test and a `compiled` test for every target as well."""
+    if "device" not in metafunc.fixturenames:
+        return
+    devices: list = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+    if _asked_for(metafunc.config, "compiled"):
+        from ptx.driver import TARGETS  # which imports triton
+
+        targets = metafunc.config.getoption("targets")
+        targets = TARGETS if targets == "all" else targets.split(",")
+        devices += [pytest.param(target, marks=pytest.mark.compiled) for target in targets]
+    metafunc.parametrize("device", devices, indirect=True)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what has no kernels to compile, and everything compiled where that was not asked for."""
+    chosen = [item for item in items if not item.get_closest_marker("compiled") or _to_compile(config, item)]
+    config.hook.pytest_deselected(items=list(set(items) - set(chosen)))
+    items[:] = chosen
+
+
+def _to_compile(config: pytest.Config, item: pytest.Item) -> bool:
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    has_kernels = parameters.get("backend", "triton") == "triton" and not item.get_closest_marker(
+        "not_compiled"
+    )
+    return has_kernels and _asked_for(config, "compiled")
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The device of a test's tensors. Emulated kernels work on tensors of the CPU."""
+    if request.param in ("cpu", "cuda"):
+        yield request.param
+        return
+    from ptx.driver import emulated
+
+    with emulated(request.param) as emulator:
+        yield "cpu"
+    assert emulator.launched, "no kernel was launched: mark the test not_compiled"
 
 
 @pytest.fixture

@@ -16,16 +16,25 @@ CPU = torch.device("cpu")
 
 def test_order_of_precedence(monkeypatch):
     monkeypatch.setenv("SCM_FAST_BACKEND", "torch")
-    assert requested_backend() == "torch"
+    assert requested_backend() == ("torch", "SCM_FAST_BACKEND")
     with use_backend("reference"):
-        assert requested_backend() == "reference"
-        assert requested_backend("triton") == "triton"
+        assert requested_backend() == ("reference", "use_backend")
+        assert requested_backend("triton") == ("triton", "the backend argument")
         with use_backend("torch"):
-            assert requested_backend() == "torch"
-        assert requested_backend() == "reference"
-    assert requested_backend() == "torch"
+            assert requested_backend() == ("torch", "use_backend")
+        assert requested_backend().name == "reference"
+    assert requested_backend().name == "torch"
     monkeypatch.delenv("SCM_FAST_BACKEND")
-    assert requested_backend() == "auto"
+    assert requested_backend() == ("auto", "nobody")
+
+
+def test_auto_in_a_context_leaves_the_choice_to_the_variable(monkeypatch):
+    monkeypatch.setenv("SCM_FAST_BACKEND", "reference")
+    with use_backend("auto"):
+        assert requested_backend() == ("reference", "SCM_FAST_BACKEND")
+        assert resolve_backend("auto", CPU) == "reference"
+    with use_backend("torch"), use_backend("auto"):
+        assert requested_backend() == ("reference", "SCM_FAST_BACKEND")
 
 
 def test_switch_changes_what_runs(monkeypatch):

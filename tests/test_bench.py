@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from scm_fast.benchmarks.comparison import compare_tables
+from scm_fast.benchmarks.regressions import find_regressions
 from scm_fast.benchmarks.table import (
     COLUMNS,
     PEAK_MEMORY,
@@ -24,7 +24,7 @@ from scm_fast.cli import main
 from scm_fast.errors import InputError
 
 CASE = {
-    "op": "calibration",
+    "op": "spatial_calibration",
     "mode": "both",
     "batch": 8,
     "classes": 200,
@@ -77,7 +77,7 @@ def test_a_table_is_read_as_it_was_written(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"op,backend\ncalibration,torch\n", "not a benchmark table, it has no column mode"),
+        (b"op,backend\nspatial_calibration,torch\n", "not a benchmark table, it has no column mode"),
         (b"", "not a benchmark table"),
         (b"\xff\xfe\x00", "not a CSV file"),
         (",".join(COLUMNS).encode() + b"\n", "the table has no rows"),
@@ -103,7 +103,7 @@ def test_a_cell_that_is_no_number_is_named(tmp_path):
 def test_the_printed_table():
     rows = [reference_row(0.25), memory_row(3 * 2**20, "reference"), torch_row(10.0), not_run_row()]
     lines = format_table(rows).splitlines()
-    assert lines[1].split("  ", 1)[0] == "calibration"
+    assert lines[1].split("  ", 1)[0] == "spatial_calibration"
     assert "8 x 200 x 14 x 14" in lines[1]
     assert "250 ms (238 - 262)" in lines[1]
     assert "3 MiB" in lines[1]
@@ -127,30 +127,30 @@ def test_shape_of_a_case():
 
 
 def test_slower_beyond_the_spread():
-    found = compare_tables([reference_row(), torch_row(30)], [reference_row(), torch_row(15)])
+    found = find_regressions([reference_row(), torch_row(30)], [reference_row(), torch_row(15)])
     assert [(one.before.backend, one.factor) for one in found.worse] == [("torch", pytest.approx(2))]
     assert found.better == []
     assert found.compared == 1
-    back = compare_tables([torch_row(15)], [torch_row(30)])
+    back = find_regressions([torch_row(15)], [torch_row(30)])
     assert [one.factor for one in back.better] == [pytest.approx(0.5)]
     assert back.worse == []
 
 
 def test_within_the_spread():
-    assert compare_tables([torch_row(30, spread=0.3)], [torch_row(20, spread=0.3)]).worse == []
-    assert compare_tables([torch_row(30, spread=0.1)], [torch_row(20, spread=0.1)]).worse
+    assert find_regressions([torch_row(30, spread=0.3)], [torch_row(20, spread=0.3)]).worse == []
+    assert find_regressions([torch_row(30, spread=0.1)], [torch_row(20, spread=0.1)]).worse
 
 
 def test_within_the_tolerance():
     before, after = [torch_row(30, spread=0.01)], [torch_row(27, spread=0.01)]
-    assert compare_tables(before, after).worse == []
-    assert compare_tables(before, after, tolerance=0.05).worse
+    assert find_regressions(before, after).worse == []
+    assert find_regressions(before, after, tolerance=0.05).worse
 
 
 def test_a_busier_machine_is_not_a_slower_package():
     """Everything takes three times as long, the reference too: the ratio is what counts."""
     before, after = ([reference_row(s), torch_row(30, seconds=s)] for s in (1.0, 3.0))
-    found = compare_tables(before, after)
+    found = find_regressions(before, after)
     assert found.worse == []
     assert found.compared == 1
 
@@ -158,19 +158,19 @@ def test_a_busier_machine_is_not_a_slower_package():
 def test_without_a_reference_the_time_itself_counts():
     alone = dataclasses.replace(reference_row(), backend="torch", against="")
     slower = dataclasses.replace(reference_row(1.5), backend="torch", against="")
-    assert [one.factor for one in compare_tables([alone], [slower]).worse] == [pytest.approx(1.5)]
+    assert [one.factor for one in find_regressions([alone], [slower]).worse] == [pytest.approx(1.5)]
 
 
 def test_more_memory_is_worse():
-    found = compare_tables([memory_row(1000)], [memory_row(1050)])
+    found = find_regressions([memory_row(1000)], [memory_row(1050)])
     assert [one.after.metric for one in found.worse] == [PEAK_MEMORY]
-    assert compare_tables([memory_row(1000)], [memory_row(1010)]).worse == []
+    assert find_regressions([memory_row(1000)], [memory_row(1010)]).worse == []
 
 
 def test_rows_of_one_table_only():
     before = [torch_row(30), torch_row(100, side=28)]
     after = [torch_row(30), dataclasses.replace(not_run_row(), backend="torch", height=28, width=28)]
-    found = compare_tables(before, after)
+    found = find_regressions(before, after)
     assert [row.height for row in found.only_before] == [28]
     assert found.only_after == []
     assert found.worse == []
@@ -200,7 +200,7 @@ def test_compare_exits_1_when_something_is_slower(tmp_path, bench):
     status, out, err = bench("--compare", *write_two(tmp_path, [torch_row(30)], [torch_row(15)]))
     assert (status, err) == (1, "")
     assert "1 of 1 worse beyond the spread:" in out
-    assert "calibration, 8 x 200 x 14 x 14, both, torch, time: 2.00x" in out
+    assert "spatial_calibration, 8 x 200 x 14 x 14, both, torch, time: 2.00x" in out
 
 
 def test_compare_exits_0_when_nothing_is(tmp_path, bench):
@@ -208,7 +208,7 @@ def test_compare_exits_0_when_nothing_is(tmp_path, bench):
     status, out, err = bench("--compare", *tables)
     assert (status, err) == (0, "")
     assert "0 of 1 worse beyond the spread" in out
-    assert "1 measured in the first table only\n  calibration, 8 x 200 x 28 x 28" in out
+    assert "1 measured in the first table only\n  spatial_calibration, 8 x 200 x 28 x 28" in out
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_outside_a_clone(tmp_path, bench, monkeypatch):
 def test_an_op_that_there_is_not(bench):
     status, _, err = bench("convolution")
     assert status == 2
-    assert "no benchmark of 'convolution'; there are calibration, cls_attention" in err
+    assert "no benchmark of 'convolution'; there are activation_diffusion, cls_attention" in err
 
 
 def test_a_run_writes_the_table(tmp_path, bench):

@@ -26,16 +26,20 @@ def same_evaluation(a, b, size=(64, 64)):
         assert (ours is None and theirs is None) or torch.equal(ours, theirs)
 
 
+DROPPING = {**SMALL, "drop_path_rate": 0.1}
+TWO_BLOCKS = {"iterations": (2, 3), "num_blocks": 2}
+
+
 @pytest.mark.parametrize(("backbone", "method", "arguments"), [
-    ("deit_tiny_patch16_224", "scm", {"iterations": (2, 3), "num_blocks": 2, "attention_layers": [-1]}),
-    ("deit_tiny_patch16_224", "tscam", {"preset": "official", "drop_path_rate": 0.1}),
+    ("deit_tiny_patch16_224", "scm", {"calibration": TWO_BLOCKS, "attention_layers": [-1]}),
+    ("deit_tiny_patch16_224", "tscam", {"preset": "official", "backbone_options": DROPPING}),
     ("vit_small_patch16_dinov3", "cls", {}),
-    ("vit_small_patch16_dinov3", "scm", {"backend": "torch"}),
+    ("vit_small_patch16_dinov3", "scm", {"calibration": {"backend": "torch"}}),
 ])  # fmt: skip
 def test_a_saved_model_comes_back(tmp_path, backbone, method, arguments):
     names = ["cat", "dog", "bird"]
-    model = create_model(backbone, 3, method, image_size=(64, 96), backbone_options=SMALL, **arguments)
-    model.config.class_names = names
+    options = {"image_size": (64, 96), "class_names": names, "backbone_options": SMALL, **arguments}
+    model = create_model(backbone, 3, method, **options)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -52,7 +56,7 @@ def test_a_saved_model_comes_back(tmp_path, backbone, method, arguments):
         assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
     if method == "scm":
         ours, theirs = loaded.calibration, model.calibration
-        assert (ours.iterations, ours.backend) == (theirs.iterations, theirs.backend)
+        assert ours.settings == theirs.settings
 
 
 def test_an_inference_copy_can_be_saved(tmp_path):
@@ -83,8 +87,8 @@ def test_a_published_scm_file_loads(tmp_path):
         "deit_tiny_patch16_224", "scm", "official",
     )  # fmt: skip
     assert model.config.num_classes == 6
-    assert model.calibration.iterations == (16, 4, 4, 4)
-    assert model.calibration.detach_init
+    assert model.calibration.settings.iterations == (16, 4, 4, 4)
+    assert model.calibration.settings.detach_init
     torch.testing.assert_close(model.calibration.beta.data, torch.tensor([0.5, 1.5, 2.5, 3.5]))
     torch.testing.assert_close(model.calibration.lam.data, torch.tensor([1.0, 0.9, 0.8, 0.7]))
     assert torch.equal(model.head.weight, state["module.head.weight"])
@@ -151,7 +155,7 @@ def test_a_broken_config_is_named(tmp_path):
         ({"threshold": 1.5}, r"config\.json: threshold must be in \[0, 1\), got 1.5"),
         (
             {"threshold": {"value": 0.2, "rule": "best"}},
-            "threshold rule must be one of global, deviation, between, got 'best'",
+            "threshold rule must be one of global, deviation, between, geometric, got 'best'",
         ),
         ({"threshold": {"value": 0.2, "interpolation": "area"}}, "one of cubic, linear, got 'area'"),
         ({"threshold": {"valu": 0.2}}, r"threshold must be in \[0, 1\), got \{'valu': 0.2\}"),

@@ -69,7 +69,7 @@ def test_cub_validation_is_carved_from_train(tmp_path):
     assert train | val == trainval
     assert not train & val
     assert not trainval & test
-    assert len(val) == 3  # a tenth of 8 images a class, at least one
+    assert len(val) == 3  # a tenth of 8 images per class, at least one
     assert len({name.split("/")[0] for name in val}) == 3
 
 
@@ -352,7 +352,7 @@ def test_folder_with_train_alone(tmp_path):
 
 @pytest.mark.parametrize("name", ["cat_{i}.png", "cat/cat_{i}.png", "test/cat/cat_{i}.png"])
 def test_coco_boxes_by_any_file_name(tmp_path, name):
-    root = write_folder(tmp_path, ("train", "test"), a_class=3)
+    root = write_folder(tmp_path, ("train", "test"), per_class=3)
     files = [name.format(i=i) for i in range(3)]
     write_coco(root / "test.json", files + [file.replace("cat", "dog") for file in files], (5, 4, 30.5, 20))
     test = open_dataset(root, "test")
@@ -361,7 +361,7 @@ def test_coco_boxes_by_any_file_name(tmp_path, name):
 
 
 def test_coco_keeps_boxes_of_the_images_own_class(tmp_path):
-    root = write_folder(tmp_path, ("train", "test"), a_class=1)
+    root = write_folder(tmp_path, ("train", "test"), per_class=1)
     path = write_coco(root / "test.json", ["cat_0.png", "dog_0.png"])
     coco = json.loads(path.read_text())
     coco["annotations"].append({"id": 1, "image_id": 0, "category_id": 9, "bbox": [0, 0, 3, 3]})
@@ -374,7 +374,7 @@ def test_coco_keeps_boxes_of_the_images_own_class(tmp_path):
 
 
 def test_coco_given_and_problems(tmp_path):
-    root = write_folder(tmp_path / "set", ("train", "test"), a_class=2)
+    root = write_folder(tmp_path / "set", ("train", "test"), per_class=2)
     files = ["test/cat/cat_0.png", "test/cat/cat_1.png", "test/dog/dog_0.png", "test/dog/dog_9.png"]
     path = write_coco(tmp_path / "boxes.json", files)
     coco = json.loads(path.read_text())
@@ -426,7 +426,7 @@ def test_coco_names_that_fit_several_images(tmp_path):
 
 
 def test_coco_given_for_several_splits(tmp_path):
-    root = write_folder(tmp_path / "set", ("train", "test"), a_class=2)
+    root = write_folder(tmp_path / "set", ("train", "test"), per_class=2)
     files = [f"{s}/{c}/{c}_{i}.png" for s in ("train", "test") for c in ("cat", "dog") for i in (0, 1)]
     boxes = write_coco(tmp_path / "boxes.json", files)
     for split in ("test", "trainval"):
@@ -434,7 +434,7 @@ def test_coco_given_for_several_splits(tmp_path):
 
 
 def test_coco_of_one_split_may_reuse_names_of_another(tmp_path):
-    root = write_folder(tmp_path, ("train", "test"), a_class=2)
+    root = write_folder(tmp_path, ("train", "test"), per_class=2)
     write_coco(
         root / "test" / "_annotations.coco.json", [f"{c}_{i}.png" for c in ("cat", "dog") for i in (0, 1)]
     )

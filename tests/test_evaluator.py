@@ -206,6 +206,35 @@ def test_any_threshold_can_be_fixed_at_any_step(step):
             assert [box.tolist()] == literal_boxes(levels, threshold, multiple=False)
 
 
+def test_an_iou_of_exactly_the_bound_is_a_hit():
+    found = (50, 60, 149, 159)  # 100 x 100: a contour's box ends one pixel after its last
+    activation = np.zeros((224, 224), np.float32)
+    activation[60:159, 50:149] = 1
+    truth = [[[50, 60, 149, 59 + rows]] for rows in (30, 50, 70)]  # IoU 0.3, 0.5 and 0.7
+    evaluator = Evaluator(step=0.5)
+    evaluator.accumulate(
+        index=range(3),
+        label=[0, 0, 0],
+        top_class=np.tile(np.arange(5), (3, 1)),
+        top_score=np.full((3, 5), 0.1),
+        maps=np.tile(activation, (3, 2, 1, 1)),
+        boxes=truth,
+        image_size=np.full((3, 2), 224),
+    )
+    metrics = evaluator.compute()
+    shares = {0.3: 100, 0.5: 200 / 3, 0.7: 100 / 3}
+    for delta, share in shares.items():
+        curve = "gt_known" if delta == 0.5 else f"gt_known@{delta}"
+        assert metrics.curves[curve] == pytest.approx(share), curve
+        assert metrics.curves[f"every_box@{delta}"] == pytest.approx(share)
+    for curve in ("top1_loc", "gt_known_published"):
+        assert metrics.curves[curve] == pytest.approx(shares[0.5]), curve
+    constant = metrics.constant_box(found)
+    assert constant["gt_known"] == constant["top1_loc"] == pytest.approx(shares[0.5])
+    assert constant["max_box_acc_v2"] == pytest.approx(200 / 3)
+    assert metrics.error_kinds(Threshold(0.5)) == ["more", "correct", "correct"]
+
+
 def test_baselines_by_hand():
     evaluator = Evaluator(step=0.5)
     truth = [

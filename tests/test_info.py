@@ -11,7 +11,7 @@ import pytest
 import torch
 from without_triton import WITHOUT_TRITON
 
-from scm_fast import available_backends, backends, environment
+from scm_fast import available_backends, backends, environment, use_backend
 from scm_fast.cli import main
 
 ROOT = Path(__file__).parents[1]
@@ -68,7 +68,7 @@ def test_what_auto_takes_and_why(compiled, monkeypatch):
         assert cpu[op]["backend"] == "torch"
         assert "Triton kernels need a CUDA or ROCm device" in cpu[op]["why"]
         assert gpu[op]["backend"] == "triton"
-    assert "up to 15 blocks on up to 4096 tokens (1024 in float64)" in gpu["calibration"]["why"]
+    assert "up to 15 blocks on up to 4096 tokens (1024 in float64)" in gpu["activation_diffusion"]["why"]
     monkeypatch.setattr(environment, "interpreting", lambda: True)
     assert (
         "the interpreter is for tests" in environment.chosen_backends(torch.device("cpu"))["pooling"]["why"]
@@ -84,9 +84,21 @@ def test_what_auto_takes_and_why(compiled, monkeypatch):
 )
 def test_a_backend_that_cannot_serve_is_shown(compiled, monkeypatch, value, message):
     monkeypatch.setenv("SCM_FAST_BACKEND", value)
-    choice = environment.chosen_backends(torch.device("cpu"))["calibration"]
+    choice = environment.chosen_backends(torch.device("cpu"))["activation_diffusion"]
     assert choice["backend"] == "error"
     assert message in choice["why"]
+
+
+def test_a_context_is_not_taken_for_the_variable(compiled, monkeypatch):
+    monkeypatch.setenv("SCM_FAST_BACKEND", "torch")
+    cpu = torch.device("cpu")
+    with use_backend("reference"):
+        choice = environment.chosen_backends(cpu)["pooling"]
+    assert choice == {"backend": "reference", "why": "use_backend asks for it"}
+    with use_backend("triton"):
+        choice = environment.chosen_backends(cpu)["pooling"]
+    assert choice["backend"] == "error"
+    assert choice["why"].startswith("use_backend asks for triton, but ")
 
 
 def test_gpus_are_listed(monkeypatch, tmp_path, info):

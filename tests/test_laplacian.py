@@ -44,6 +44,7 @@ def test_gradient_of_a_transposed_view(device, backend):
     torch.testing.assert_close(direct, copied)
 
 
+@pytest.mark.not_compiled
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gradcheck_and_opcheck(device, backend):
     edges, lam = edges_and_lam(device, (2, 3), batch=1)

@@ -17,7 +17,7 @@ from test_boxes import literal_boxes, literal_uint8
 
 from scm_fast import InputError, Localizer, create_model, load_model, save_model
 from scm_fast.cli import main
-from scm_fast.evaluation.boxes import box_iou
+from scm_fast.evaluation.boxes import ScoredBox, box_iou
 from scm_fast.localizer import ClassScore, Prediction
 from scm_fast.models import LocalizationModel
 from scm_fast.models.export import export_model
@@ -215,6 +215,84 @@ def test_predict_writes_coco_csv_and_yolo_of_the_same_boxes(checkpoint, pictures
         assert corners == pytest.approx((x0, y0, x1, y1), abs=0.02)
 
 
+@pytest.fixture(scope="module")
+def two_objects(tmp_path_factory):
+    """A green square and a smaller one, far from each other: the picture's file and its boxes."""
+    boxes = (32, 32, 192, 192), (304, 304, 400, 400)
+    picture = Image.new("RGB", (448, 448))
+    for box in boxes:
+        picture.paste((0, 255, 0), box)
+    path = tmp_path_factory.mktemp("two") / "two.png"
+    picture.save(path)
+    return path, boxes
+
+
+def test_several_boxes_of_an_image(checkpoint, pictures, two_objects):
+    path, truth = two_objects
+    (one,) = Localizer.from_checkpoint(checkpoint, threshold=0.5).predict(path)
+    localizer = Localizer.from_checkpoint(checkpoint, threshold=0.5, max_boxes=3)
+    (several,) = localizer.predict(path)
+    assert several.boxes[:1] == one.boxes
+    assert several.box == one.box == one.boxes[0].box
+    assert len(several.boxes) == 2
+    for (box, _), expected in zip(several.boxes, truth, strict=True):
+        assert box_iou([box], [expected])[0, 0] > 0.6
+    assert several.boxes[0].score == 1
+    kept = np.where(several.map > 0.5, several.map, 0)
+    assert several.boxes[1].score == pytest.approx(kept[120:, 120:].sum() / kept[:120, :120].sum(), rel=0.02)
+    folder, _ = pictures
+    assert [len(prediction.boxes) for prediction in localizer.predict(folder)] == [1, 1, 1]
+    with pytest.raises(InputError, match="max_boxes must be positive, got 0"):
+        Localizer.from_checkpoint(checkpoint, max_boxes=0)
+
+
+def test_several_boxes_in_every_format(checkpoint, pictures, two_objects, tmp_path, capsys):
+    path, _ = two_objects
+    arguments = [path, pictures[0], "--checkpoint", checkpoint, "--threshold", 0.5]
+    for form in ("json", "coco", "csv", "yolo"):
+        assert run_predict(*arguments, "--out", tmp_path, "--format", form, "--max-boxes", 4) == 0
+    assert "4 images with 5 boxes in" in capsys.readouterr().out
+    entry = json.loads((tmp_path / "predictions.json").read_text())[0]
+    assert entry["box"] == entry["boxes"][0]["box"]
+    expected = [found["box"] for found in entry["boxes"]]
+    assert len(expected) == 2
+    certain = entry["classes"][0]["score"]
+    scores = [certain * found["score"] for found in entry["boxes"]]
+
+    coco = json.loads((tmp_path / "predictions.coco.json").read_text())
+    assert [a["image_id"] for a in coco["annotations"]] == [1, 1, 2, 3, 4]
+    assert [a["id"] for a in coco["annotations"]] == [1, 2, 3, 4, 5]
+    rows = list(csv.DictReader((tmp_path / "predictions.csv").open()))
+    assert [row["image"] for row in rows].count(str(path)) == 2
+    lines = (tmp_path / "labels/two.txt").read_text().splitlines()
+    assert len(lines) == 2
+    for number, (x0, y0, x1, y1) in enumerate(expected):
+        annotation, row = coco["annotations"][number], rows[number]
+        assert annotation["bbox"] == pytest.approx([x0, y0, x1 - x0, y1 - y0], abs=0.02)
+        assert [float(row[key]) for key in ("x0", "y0", "x1", "y1")] == pytest.approx([x0, y0, x1, y1])
+        assert annotation["score"] == pytest.approx(scores[number], abs=2e-6)
+        assert float(row["score"]) == pytest.approx(scores[number], abs=2e-6)
+        label, xc, yc, w, h = map(float, lines[number].split())
+        assert label == 1
+        assert [xc * 448, yc * 448, w * 448, h * 448] == pytest.approx(
+            [(x0 + x1) / 2, (y0 + y1) / 2, x1 - x0, y1 - y0], abs=0.02
+        )
+    assert run_predict(*arguments, "--out", tmp_path, "--max-boxes", 0) == 2
+    assert "max_boxes must be positive, got 0" in capsys.readouterr().err
+
+
+def test_every_box_is_drawn():
+    boxes = [ScoredBox((40, 60, 120, 140), 1.0), ScoredBox((200, 60, 260, 120), 0.5)]
+    prediction = Prediction(
+        "a", (300, 200), [ClassScore(0, "a", 1.0)], boxes, np.zeros((224, 224), np.float32)
+    )
+    picture = draw_overlay(Image.new("RGB", (300, 200)), prediction, opacity=0.0)
+    for x0, _, x1, y1 in (box for box, _ in boxes):
+        for x, y in ((x0, y1 - 10), (x1, y1 - 10), (x1 - 10, y1)):
+            assert (picture[y, x] == 255).all()
+    assert (picture[100, 160] == 0).all()
+
+
 def test_predict_says_whose_threshold_it_took(checkpoint, pictures, tmp_path, capsys):
     folder, _ = pictures
     model = load_model(checkpoint)
@@ -326,7 +404,11 @@ def test_an_all_negative_map_has_a_box_like_any_other(side, pictures):
 def test_the_frame_of_a_whole_image_lies_inside_of_it():
     image = Image.new("RGB", (300, 200))
     whole = Prediction(
-        "a", (300, 200), [ClassScore(0, "a", 1.0)], (0, 0, 300, 200), np.zeros((224, 224), np.float32)
+        "a",
+        (300, 200),
+        [ClassScore(0, "a", 1.0)],
+        [ScoredBox((0, 0, 300, 200), 1.0)],
+        np.zeros((224, 224), np.float32),
     )
     picture = draw_overlay(image, whole, opacity=0.0)
     for edge in (picture[-1, 150], picture[-2, 150], picture[150, 0], picture[150, -1], picture[150, -2]):

@@ -22,6 +22,10 @@ needs_data = pytest.mark.skipif(
 SMALL = {"depth": 2, "embed_dim": 48, "num_heads": 3}
 
 
+def imagenet_weights() -> Path:
+    return Path(DATA) / "weights/deit_tiny_patch16_224.safetensors"
+
+
 def literal_deit(weights, images, heads, patch):
     """DeiT by its equations: normalised tokens (B, N, D), and every attention matrix (B, heads, N, N)."""
     B, _, height, width = images.shape
@@ -72,19 +76,20 @@ def literal_scm(weights, images, heads, patch, iterations, detach_init, alpha=0.
     return logits, F0, S0
 
 
+@pytest.mark.parametrize("pretrained", ["random", pytest.param("imagenet", marks=needs_data)])
 @pytest.mark.parametrize("preset", ["paper", "official"])
 @pytest.mark.parametrize(
     ("dtype", "value", "gradient"), [(torch.float64, 1e-10, 1e-8), (torch.float32, 1e-5, 2e-4)]
 )
-def test_deit_tiny_with_scm_equals_the_literal_network(preset, dtype, value, gradient):
+def test_deit_tiny_with_scm_equals_the_literal_network(preset, dtype, value, gradient, pretrained):
     """The literal one in float64: in float32 its own rounding is larger than that of the model."""
     torch.manual_seed(0)
-    weights_file = Path(DATA) / "weights/deit_tiny_patch16_224.safetensors" if DATA else False
+    weights_file = imagenet_weights() if pretrained == "imagenet" else False
     model = create_model("deit_tiny_patch16_224", 20, "scm", weights_file, preset=preset).to(dtype)
     images = torch.randn(2, 3, 224, 224, dtype=dtype)
     labels = torch.tensor([3, 11])
     weights = {name: w.detach().double().requires_grad_() for name, w in model.state_dict().items()}
-    iterations = model.calibration.iterations
+    iterations = model.calibration.settings.iterations
 
     logits, F0, S0 = literal_scm(weights, images.double(), 3, 16, iterations, preset == "official")
     F.cross_entropy(logits, labels).backward()
@@ -149,19 +154,16 @@ def test_head_initialisation_by_preset():
 
 def test_calibration_follows_preset_and_overrides():
     paper = create_model("deit_tiny_patch16_224", 5, image_size=32, backbone_options=SMALL).calibration
-    assert (paper.iterations, paper.detach_init) == ((4, 4, 4, 4), False)
+    assert (paper.settings.iterations, paper.settings.detach_init) == ((4, 4, 4, 4), False)
     official = create_model("deit_tiny_patch16_224", 5, preset="official", backbone_options=SMALL).calibration
-    assert (official.iterations, official.detach_init) == ((16, 4, 4, 4), True)
+    assert (official.settings.iterations, official.settings.detach_init) == ((16, 4, 4, 4), True)
     changed = create_model(
         "deit_tiny_patch16_224",
         5,
-        num_blocks=2,
-        iterations=3,
-        alpha=0.01,
-        backend="reference",
+        calibration={"num_blocks": 2, "iterations": 3, "alpha": 0.01, "backend": "reference"},
         backbone_options=SMALL,
     ).calibration
-    assert (changed.iterations, changed.alpha, changed.backend) == ((3, 3), 0.01, "reference")
+    assert changed.settings == ((3, 3), 0.01, False, "auto", "reference")
 
 
 def test_activation_map_is_attention_times_the_semantic_map_of_the_class():
@@ -251,8 +253,10 @@ def test_deep_copies_are_independent():
     ({"preset": "mine"}, "preset must be one of paper, official"),
     ({"num_classes": 0}, "num_classes must be a positive integer"),
     ({"class_names": ["a"]}, "class_names must have 5 entries"),
-    ({"iteration": 3}, "unknown arguments iteration; those of the calibration are num_blocks"),
-    ({"method": "tscam", "iterations": 3}, "method 'tscam' has no calibration, so iterations cannot be set"),
+    ({"calibration": {"method": "dense"}}, "the calibration has no method; it has num_blocks"),
+    ({"calibration": {"detach_init": 1}}, "detach_init must be true or false, got 1"),
+    ({"calibration": "dense"}, "calibration must be a mapping of keywords"),
+    ({"method": "tscam", "calibration": {"iterations": 3}}, "method 'tscam' has no calibration, so iterations"),
     ({"backbone": "conformer_small_patch16", "pretrained": True}, "not on timm's hub"),
 ])  # fmt: skip
 def test_wrong_arguments_are_named(arguments, message):
@@ -277,8 +281,7 @@ def cub_images(folder, count=None):
 @needs_data
 @pytest.mark.parametrize(("folder", "label"), [("014.Indigo_Bunting", 14), ("048.European_Goldfinch", 11)])
 def test_imagenet_weights_know_the_birds(folder, label):
-    weights = Path(DATA) / "weights/deit_tiny_patch16_224.safetensors"
-    model = create_model("deit_tiny_patch16_224", 1000, "cls", pretrained=weights).eval()
+    model = create_model("deit_tiny_patch16_224", 1000, "cls", pretrained=imagenet_weights()).eval()
     with torch.inference_mode():
         predicted = model(cub_images(folder)).logits.argmax(1)
     assert (predicted == label).float().mean() > 0.5
@@ -286,8 +289,7 @@ def test_imagenet_weights_know_the_birds(folder, label):
 
 @needs_data
 def test_a_checkpoint_of_a_real_model_predicts_the_same(tmp_path):
-    weights = Path(DATA) / "weights/deit_tiny_patch16_224.safetensors"
-    model = create_model("deit_tiny_patch16_224", 200, pretrained=weights)
+    model = create_model("deit_tiny_patch16_224", 200, pretrained=imagenet_weights())
     images = cub_images("014.Indigo_Bunting", 2)
     loaded = load_model(save_model(model, tmp_path / "checkpoint"))
     for ours, theirs in zip(loaded(images), model.eval()(images), strict=True):

@@ -163,7 +163,7 @@ def test_grid_of_maps(scm_run):
     results = compute_maps(model, choose_subjects(dataset, ["0", "5"]), CPU)
     figure = maps_figure(results, model.config.class_names)
     titles = [axes.get_title() for axes in figure.axes]
-    assert len(titles) == 4 * 7  # two rows an image: image or its name, five maps, box or its map
+    assert len(titles) == 4 * 7  # two rows per image: image or its name, five maps, box or its map
     assert titles[:7] == ["image", *(f"$S^{{{block}}}$" for block in range(5)), "box"]
     assert titles[8:14] == [*(f"$F^{{{block}}}$" for block in range(5)), "$F^0 S^0$"]
     assert len(figure.axes[6].patches) == 2  # the true box and the one that was found

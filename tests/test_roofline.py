@@ -10,16 +10,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 pytest.importorskip("triton")
 
-sys.path.append(str(Path(__file__).parents[1] / "bench"))
-
 from dense_counts import Operation, _Counter, as_written, products
+from kernel_launches import Step
+from kernel_report import traffic_table
 from roofline import GPUS, MARK, Gpu, Way, main, model, sources, tables
 
 from scm_fast import SpatialCalibration
 from scm_fast.errors import InputError
 from scm_fast.files import replace_section
-from scm_fast.kernels.launches import Step
-from scm_fast.kernels.report import traffic_table
 
 ROOT = Path(__file__).parents[1]
 
@@ -132,7 +130,7 @@ def test_sections_that_are_not_there(tmp_path):
 
 
 def test_documentation_is_up_to_date():
-    """docs/kernels.md holds what `report --only traffic` and `roofline.py` print."""
+    """docs/kernels.md holds what `kernel_report.py --only traffic` and `roofline.py` print."""
     page = (ROOT / "docs" / "kernels.md").read_text()
     assert traffic_table() in page
     gpus = list(GPUS.values())

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from scm_fast import InputError
+from scm_fast.cli import main
 from scm_fast.training.lock import FILE, RunLock
 from scm_fast.training.run_folder import RunFolder
 
@@ -91,3 +92,9 @@ def test_folder_is_left_as_it_was(tmp_path):
     with RunFolder(tmp_path / "new").locked():
         (tmp_path / "new" / "log.csv").write_text("a log")
     assert os.listdir(tmp_path / "new") == ["log.csv"]
+
+
+def test_a_second_training_command_is_refused(tmp_path, other, capsys):
+    assert main(["train", "--data", "nowhere", "--out", str(tmp_path / "run"), "--device", "cpu"]) == 2
+    assert f"process {other.pid} on " in capsys.readouterr().err
+    assert os.listdir(tmp_path / "run") == [FILE]

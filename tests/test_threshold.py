@@ -46,6 +46,7 @@ BY_HAND = np.array([[0, 0, 0, 0], [0, 0, 1, 0.5]]).repeat(8, 0).repeat(8, 1)
         (Threshold(0.5, "between"), 23),  # half of the way from 47.8 to 0
         (Threshold(1, "between"), 0),
         (Threshold(-0.5, "between"), 71),
+        (Threshold(0.7, "geometric"), 0),  # Otsu's threshold is 0 here
     ],
     ids=str,
 )
@@ -70,6 +71,7 @@ def test_levels_of_many_maps_at_once_are_those_of_each():
         ("global", [0, 0.3, 0.9]),
         ("deviation", [-2, 0.1, 7]),
         ("between", [-1, 0.2, 1]),
+        ("geometric", [0, 0.9, 3]),
     ):
         levels = np.broadcast_to(cut_levels(rule, np.array(values), statistics), (5, 3))
         assert levels.tolist() == [[Threshold(v, rule).level(m) for v in values] for m in maps]
@@ -100,12 +102,11 @@ def measured():
         return images, evaluator.compute()
 
 
-@pytest.mark.parametrize("rule", ["deviation", "between"])
+@pytest.mark.parametrize("rule", ["deviation", "between", "geometric"])
 def test_curves_are_those_of_the_literal_loops(measured, rule):
     images, metrics = measured
     values = metrics.values(rule)
-    assert values[0] == -1
-    assert values[-1] == {"deviation": 2, "between": 1.5}[rule]
+    assert (values[0], values[-1]) == {"deviation": (-1, 2), "between": (-1, 1.5), "geometric": (0, 2)}[rule]
     assert np.diff(values) == pytest.approx(0.05)
     for position in range(0, len(values), 6):
         hits = {"gt_known": 0, "gt_known_published": 0}
@@ -120,8 +121,11 @@ def test_curves_are_those_of_the_literal_loops(measured, rule):
             ):
                 scores, levels = literal_uint8(image["maps"][label])
                 otsu = cv2.threshold(levels, 0, 255, cv2.THRESH_OTSU)[0] / 255
-                other = scores.std() if rule == "deviation" else otsu - scores.mean()
-                share = scores.mean() + values[position] * other
+                share = {
+                    "deviation": scores.mean() + values[position] * scores.std(),
+                    "between": scores.mean() + values[position] * (otsu - scores.mean()),
+                    "geometric": values[position] * (scores.mean() * otsu) ** 0.5,
+                }[rule]
                 (box,) = literal_boxes(levels, min(max(share, 0), 254 / 255), multiple=False)
                 hits[name] += max(literal_iou(box, t) for t in truth) >= 0.5
         for name, count in hits.items():
@@ -130,7 +134,7 @@ def test_curves_are_those_of_the_literal_loops(measured, rule):
             assert curve[position] == pytest.approx(100 * count / len(images)), (name, values[position])
 
 
-@pytest.mark.parametrize("rule", ["global", "deviation", "between"])
+@pytest.mark.parametrize("rule", ["global", "deviation", "between", "geometric"])
 def test_figures_at_a_threshold_are_those_of_its_curve_and_its_boxes_the_localizers(measured, rule):
     images, metrics = measured
     for position in (0, 3, 7):
@@ -145,7 +149,7 @@ def test_figures_at_a_threshold_are_those_of_its_curve_and_its_boxes_the_localiz
 
 def test_heldout_takes_the_best_rule_and_of_equals_the_first_and_the_middle(measured):
     _, metrics = measured
-    best = {rule: metrics.best("gt_known", rule) for rule in ("between", "deviation", "global")}
+    best = {rule: metrics.best("gt_known", rule) for rule in ("geometric", "between", "deviation", "global")}
     highest = max(value for value, _ in best.values())
     winner = next(rule for rule, (value, _) in best.items() if value == highest)
     result = protocols.heldout(metrics, metrics)
@@ -158,7 +162,7 @@ def test_heldout_takes_the_best_rule_and_of_equals_the_first_and_the_middle(meas
         curve = metrics.rule_curves[rule]["gt_known"]
         equals = [v for v, hits in zip(metrics.values(rule), curve, strict=True) if hits == max(curve)]
         assert protocols.heldout(metrics, metrics, rule).threshold.value == equals[len(equals) // 2]
-    with pytest.raises(InputError, match="best, between, deviation, global, got 'otsu'"):
+    with pytest.raises(InputError, match="best, geometric, between, deviation, global, got 'otsu'"):
         protocols.heldout(metrics, metrics, "otsu")
 
 

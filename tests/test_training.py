@@ -23,12 +23,13 @@ from tqdm import tqdm
 import scm_fast.data.source as source_module
 import scm_fast.training.trainer as trainer_module
 from scm_fast import InputError, create_model, load_model
-from scm_fast.calibration import PRESETS
+from scm_fast.cli import main
 from scm_fast.cli.program import Parser
 from scm_fast.cli.train import train
 from scm_fast.data import open_dataset
 from scm_fast.data.layouts import registry
 from scm_fast.files import readable_size, replacing
+from scm_fast.spatial_calibration import PRESETS
 from scm_fast.threshold import DEFAULT_THRESHOLD, Threshold
 from scm_fast.training import TrainConfig, Trainer, make_config
 from scm_fast.training.config import PRESET_DEFAULTS
@@ -165,6 +166,29 @@ class TestConfig:
             parse_config(["--data", "x", *given])
         assert message in str(error.value)
 
+    @pytest.mark.parametrize(
+        ("calibration", "message"),
+        [
+            ("{method: dense}", "the calibration has no method; it has num_blocks"),
+            ("{solver: fast}", "solver must be one of stencil, dense or auto, got 'fast'"),
+            ("{iterations: many}", "iterations must be"),
+            ("{detach_init: 3}", "detach_init must be true or false, got 3"),
+            ("{num_blocks: two}", "num_blocks must be a positive integer, got 'two'"),
+            ("{1: 2}", "calibration"),
+            ("dense", "calibration"),
+        ],
+    )
+    def test_wrong_calibration_is_one_line(self, cub, tmp_path, capsys, calibration, message):
+        given = {**TINY, "data": cub, "out": str(tmp_path / "run"), "calibration": calibration}
+        options = [
+            word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))
+        ]
+        assert main(["train", *options]) == 2
+        lines = capsys.readouterr().err.splitlines()
+        assert lines[-1].startswith("scm-fast train: error: ")
+        assert message in lines[-1]
+        assert not any("Traceback" in line for line in lines)
+
     def test_mistyped_option(self, capsys):
         with pytest.raises(SystemExit) as stop:
             parse_config(["--epoch", "3"])
@@ -202,7 +226,7 @@ class TestConfig:
             preset=config.preset,
             image_size=config.image_size,
             backbone_options=config.backbone_options,
-            **config.calibration,
+            calibration=config.calibration,
         )
 
 
@@ -466,7 +490,7 @@ class TestTrainer:
         load_model(tmp_path / "other" / "last")
 
     def test_progress_bar(self, tmp_path, cub, monkeypatch):
-        """On a terminal: loss, images a second and the time that is left."""
+        """On a terminal: loss, images per second and the time that is left."""
         pty, fcntl, termios = (pytest.importorskip(name) for name in ("pty", "fcntl", "termios"))
         screen, terminal = pty.openpty()
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 140, 0, 0))

@@ -1,1 +1,1 @@
-"""Tables of benchmark results: written by `bench/`, read by `scm-fast bench` to compare and to draw them."""
+"""Tables of benchmark results: written by `bench/`; `scm-fast bench` finds regressions in them and draws them."""

@@ -149,11 +149,11 @@ def _plain_numbers(axis: Any) -> None:
 
 
 def _growth(rows: Sequence[Row]) -> Any:
-    """Time and memory of the calibration over the number of tokens, for the batch with the longest series."""
+    """Time and memory of the whole module over the number of tokens, for the batch with the longest series."""
     shown = [
         row
         for row in rows
-        if row.op == "calibration" and row.mode == "both" and row.height and not row.variant
+        if row.op == "spatial_calibration" and row.mode == "both" and row.height and not row.variant
     ]
     grids: dict[tuple[int | None, int | None], set[int]] = {}
     for row in shown:
@@ -187,6 +187,6 @@ def _growth(rows: Sequence[Row]) -> Any:
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=4, frameon=False)
     batch, classes = longest
-    note = f"calibration, forward and backward, B = {batch}, C = {classes}; {shown[0].device}"
+    note = f"spatial_calibration, forward and backward, B = {batch}, C = {classes}; {shown[0].device}"
     figure.supxlabel(note, fontsize=8, color="#555555")
     return figure

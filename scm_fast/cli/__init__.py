@@ -35,7 +35,7 @@ Train a vision transformer on image labels alone, and it also tells where the ob
 First, without any data or download (minutes on a laptop):
   scm-fast train --out runs/first                    the built-in set; its report: runs/first/evaluation
 
-Then with your own images, a folder a class:
+Then with your own images, a folder per class:
   scm-fast check-data my_images                      what is there, and what is wrong with it
   scm-fast train --data my_images --out runs/mine --epochs 10
   scm-fast predict photos/ --checkpoint runs/mine/last --out found --overlay

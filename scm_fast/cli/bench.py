@@ -1,7 +1,7 @@
 """Measure this package against its reference, draw the results, or find out what became slower.
 
   scm-fast bench                              every op on the CPU: at most 5 minutes on two quiet cores
-  scm-fast bench calibration laplacian        these ops only
+  scm-fast bench pooling laplacian            these ops only
   scm-fast bench --device cuda --full         all shapes and backends on the GPU
   scm-fast bench --plot                       PNGs of the newest table of bench/results
   scm-fast bench --plot A.csv --out docs      PNGs of that table, into docs
@@ -26,7 +26,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ..benchmarks.comparison import TOLERANCE, compare_tables, format_comparison
+from ..benchmarks.regressions import TOLERANCE, find_regressions, format_regressions
 from ..benchmarks.table import read_table
 from ..devices import resolve_device
 from ..errors import InputError
@@ -37,9 +37,7 @@ _NEWEST = "newest"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "ops", nargs="*", metavar="OP", help="e.g. calibration; bench/bench_OP.py (default: all)"
-    )
+    parser.add_argument("ops", nargs="*", metavar="OP", help="e.g. pooling; bench/bench_OP.py (default: all)")
     parser.add_argument(
         "--device", choices=["cpu", "cuda"], default="cpu", help="where to measure (default: cpu)"
     )
@@ -79,8 +77,8 @@ def execute(args: argparse.Namespace) -> int:
 def _compare(before: Path, after: Path, tolerance: float) -> int:
     if tolerance < 0:
         raise InputError(f"--tolerance must not be negative, got {tolerance}")
-    found = compare_tables(read_table(before), read_table(after), tolerance)
-    print(format_comparison(found))
+    found = find_regressions(read_table(before), read_table(after), tolerance)
+    print(format_regressions(found))
     return 1 if found.worse else 0
 
 

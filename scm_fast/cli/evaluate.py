@@ -15,7 +15,11 @@ Boxes depend on the threshold that cuts an activation map, and figures on how it
   published  as the SCM paper's code did: each metric its own best on these images
 
 A threshold is a number for all images (rule global), or follows each map: mean + value * standard deviation
-(deviation), or mean + value * (Otsu's threshold - mean) (between). --rule tells heldout which one to choose.
+(deviation), mean + value * (Otsu's threshold - mean) (between), or value * sqrt(mean * Otsu's threshold)
+(geometric). --rule tells heldout which one to choose.
+
+Where nobody has drawn the boxes of the validation split, --val-boxes takes others for it: what scm-fast predict
+--format coco found, or a wsolevaluation folder. The boxes of the evaluated split stay its own.
 
 All metrics come from one pass. Results are printed, and written to --out: metrics.json, predictions.csv,
 predictions.coco.json and, with --report, report.html. --json prints what metrics.json has instead of a table.
@@ -52,6 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--boxes", help="box source: xml folder, csv or COCO json")
     parser.add_argument("--split", default="test", help="split to evaluate (test)")
     parser.add_argument("--val-split", default="val", help="split on which heldout and unboxed choose (val)")
+    parser.add_argument(
+        "--val-boxes", help="COCO json or wsolevaluation folder of pseudo-boxes for heldout to choose on"
+    )
     parser.add_argument("--protocol", default="heldout", choices=list(PROTOCOLS))
     parser.add_argument(
         "--threshold", help="for --protocol fixed: a number in [0, 1), or such as between:0.3"
@@ -85,6 +92,10 @@ def execute(args: argparse.Namespace) -> int:
         workers=args.workers,
         report=args.report,
     )
+    if args.val_boxes and args.protocol != "heldout":
+        raise InputError(
+            f"--val-boxes: protocol {args.protocol} does not choose by boxes of {args.val_split}, heldout does"
+        )
     strategy = Strategy.parse(args.strategy)
     if args.save_threshold:
         check_threshold_can_be_saved(args.checkpoint)
@@ -96,7 +107,7 @@ def execute(args: argparse.Namespace) -> int:
     model = load_model(args.checkpoint).to(device)
     strategy.check(model)
     predictor = Predictor(model, device, strategy, AMP_DTYPES[args.amp], args.checkpoint, args.mirror)
-    source = DataSource(args.data, args.layout, args.images, args.boxes, args.skip_bad_images)
+    source = DataSource(args.data, args.layout, args.images, args.boxes, args.skip_bad_images, args.val_boxes)
     checkpoint = Path(args.checkpoint)
     out = args.out or (checkpoint if checkpoint.is_dir() else checkpoint.parent) / "evaluation"
     on_first(make_folder, out, "--out")

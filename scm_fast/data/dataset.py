@@ -9,8 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from .decode import load_tensor
-from .images import image_size, load_image
+from .images import image_size, load_image, load_tensor
 from .records import Problem, Record, RecordTable, Split
 
 
@@ -19,6 +18,7 @@ class LocalizationDataset:
 
     class_names: one name per label.
     records: a sequence of `Record` (id, label, size, boxes, masks, path).
+    pseudo_boxes: the file or folder of the boxes, if these are not the data set's own.
     left_out: the problems of images that `skip_bad_images` removed.
     """
 
@@ -27,6 +27,7 @@ class LocalizationDataset:
         self.split = split.name
         self.root = root
         self.class_names = split.class_names
+        self.pseudo_boxes = split.pseudo_boxes
         self.upright = split.upright
         self.left_out = list(left_out)
         self.records = RecordTable(split.records, split.image_root)

@@ -10,6 +10,7 @@ from ..errors import InputError
 from .checks import DataProblems, check_split, left_out_summary, where
 from .dataset import LocalizationDataset
 from .layouts import Layout, all_layouts
+from .pseudo_boxes import forget_boxes, give_pseudo_boxes
 from .records import Split
 
 SOURCES = ("images", "boxes")  # places outside the data folder that a layout may take
@@ -86,6 +87,7 @@ def open_dataset(
     *,
     images: str | os.PathLike[str] | None = None,
     boxes: str | os.PathLike[str] | None = None,
+    pseudo_boxes: str | os.PathLike[str] | None = None,
     skip_bad_images: bool = False,
     verify: str = "auto",
 ) -> LocalizationDataset:
@@ -96,6 +98,8 @@ def open_dataset(
     layout: "auto" finds it from the folder; see `scm_fast.data.layouts`.
     images: where the images of wsolevaluation metadata are, when not beside it.
     boxes: the box source to use (ilsvrc: xml folder, csv or text folder; folder: a COCO json).
+    pseudo_boxes: COCO json or wsolevaluation folder of boxes to take instead of the split's own; images that have
+        none there count for classification alone.
     skip_bad_images: leave out images with problems instead of refusing the data set; `left_out` lists them.
     verify: how closely the images are looked at, see `check_split`.
 
@@ -105,13 +109,16 @@ def open_dataset(
     contents = read_split(
         found, folder, split, Path(images) if images else None, Path(boxes) if boxes else None
     )
+    if pseudo_boxes:
+        forget_boxes(contents)
     problems = check_split(contents, verify)
-    if not problems:
-        return LocalizationDataset(contents, str(root))
-    if not skip_bad_images or any(problem.record_id is None for problem in problems):
-        raise DataProblems(where(root, split), problems)
-    contents.leave_out({problem.record_id for problem in problems})
-    logger.warning("%s: %s", where(root, split), left_out_summary(problems))
-    if not contents.records:
-        raise DataProblems(where(root, split), problems)
+    if problems:
+        if not skip_bad_images or any(problem.record_id is None for problem in problems):
+            raise DataProblems(where(root, split), problems)
+        contents.leave_out({problem.record_id for problem in problems})
+        logger.warning("%s: %s", where(root, split), left_out_summary(problems))
+        if not contents.records:
+            raise DataProblems(where(root, split), problems)
+    if pseudo_boxes:
+        give_pseudo_boxes(contents, root, Path(pseudo_boxes))
     return LocalizationDataset(contents, str(root), problems)

@@ -3,7 +3,7 @@
 1. `prepare`: resize to a fixed size. No randomness, so the result can be cached.
 2. `augment`: torchvision v2 transforms on uint8 tensors, random.
 3. `normalize`: to float, minus mean, over std; on the device, for whole batches, so that workers, shared
-   memory and the bus carry one byte a value instead of four.
+   memory and the bus carry one byte per value instead of four.
 
 The resize works on uint8 tensors, where torch has vectorised kernels: several times faster than PIL's, with
 the same antialiased result (up to one grey level).

@@ -55,8 +55,10 @@ class Split:
     class_names: list[str]
     records: list[Record] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    box_problems: list[Problem] = field(default_factory=list)  # of the file of boxes alone
     box_source: Path | None = None  # the file or folder of the boxes; None: there are none for this split
     box_columns: str = "xyxy"  # the order in that file: xyxy or xywh
+    pseudo_boxes: str | None = None  # where the boxes are from, if they are not the data set's own
     upright: bool = True  # False: boxes refer to the stored pixels, EXIF orientation is not applied
     pixels: np.ndarray | None = None  # (len(records), H, W, 3) uint8 of generated images
 

@@ -50,6 +50,7 @@ DELTAS = (0.3, 0.5, 0.7)
 RULE_VALUES = {
     "deviation": np.round(np.arange(-1, 2.01, 0.05), 2),
     "between": np.round(np.arange(-1, 1.51, 0.05), 2),
+    "geometric": np.round(np.arange(0, 2.01, 0.05), 2),
 }
 KINDS = ("correct", "class", "multi_instance", "part", "more", "region")
 # IoU is needed for every image and level; a chunk of images at a time keeps the scratch memory at some MB.
@@ -68,6 +69,7 @@ class SplitMetrics:
         self.table = table
         self.cuts = cuts
         self.has_top5 = num_classes is None or num_classes > TOP
+        self.pseudo_boxes: str | None = None  # where the boxes are from, if they are not the data set's own
 
     def __len__(self) -> int:
         return len(self.table)

@@ -43,6 +43,7 @@ class EvaluationSettings:
     threshold: for protocol `fixed`.
     rule: of the threshold that `heldout` chooses; `best` for the best of all.
     split, val_split: the one whose figures are wanted, and the one on which `heldout` and `unboxed` choose.
+    validation: whether `split` is looked at to choose by it, as in training: then it may have pseudo-boxes.
     step: distance of the global thresholds that are tried, unless the protocol prescribes it.
     batch_size: images per process.
     workers: loading processes; None for as many as the cores allow.
@@ -54,6 +55,7 @@ class EvaluationSettings:
     rule: str = BEST
     split: str = "test"
     val_split: str = "val"
+    validation: bool = False
     step: float = 0.001
     batch_size: int = 64
     workers: int | None = None
@@ -72,7 +74,7 @@ def evaluate(predictor: Predictor, source: DataSource, settings: EvaluationSetti
     Without boxes in the validation split `heldout` cannot choose. Then it is `unboxed`, which the result says, and
     a warning if there are figures that it changes. Without such a split the evaluated images choose.
     """
-    dataset = source.split(settings.split)
+    dataset = source.validation(settings.split) if settings.validation else source.split(settings.split)
     check_classes(predictor.model, dataset)
     protocol, held_out = settings.protocol, None
     if protocol in ("heldout", "unboxed"):
@@ -106,9 +108,9 @@ def _held_out(
     predictor: Predictor, source: DataSource, settings: EvaluationSettings
 ) -> LocalizationDataset | None:
     """The validation split, which may be the evaluated one; None if there is none or it is empty."""
-    if not source.has_split(settings.val_split):
+    if source.val_boxes is None and not source.has_split(settings.val_split):
         return None
-    held_out = source.split(settings.val_split)
+    held_out = source.validation(settings.val_split)
     check_classes(predictor.model, held_out)
     return held_out if len(held_out) else None
 
@@ -168,6 +170,7 @@ def _predict_split(
             count = len(batch.indices) * distributed.world_size()
             progress.update(min(count, len(dataset) - progress.n))
         metrics = evaluator.compute()
+        metrics.pseudo_boxes = dataset.pseudo_boxes
     unread = [problem for part in distributed.gather(loader.left_out) for problem in part.values()]
     left_out = [*dataset.left_out, *sorted(unread, key=str)]
     return _Predicted(metrics, left_out, time.perf_counter() - begin)
@@ -227,6 +230,7 @@ def _about(predictor: Predictor, source: DataSource, settings: EvaluationSetting
         "method": config.method,
         "data": str(source.root),
         "split": settings.split,
+        "val_boxes": None if source.val_boxes is None else _pseudo_boxes(source, settings),
         "strategy": str(predictor.strategy),
         "mirror": predictor.mirror,
         "amp": None if predictor.amp is None else str(predictor.amp).removeprefix("torch."),
@@ -235,4 +239,18 @@ def _about(predictor: Predictor, source: DataSource, settings: EvaluationSetting
             "torch": torch.__version__,
             "opencv": cv2.__version__,
         },
+    }
+
+
+def _pseudo_boxes(source: DataSource, settings: EvaluationSettings) -> dict[str, Any]:
+    """Which boxes stand in for those of the validation split, and for how many of its images."""
+    name = settings.split if settings.validation else settings.val_split
+    dataset = source.validation(name)
+    counts = dataset.records.box_counts
+    return {
+        "file": dataset.pseudo_boxes,
+        "split": name,
+        "boxes": int(counts.sum()),
+        "images": len(dataset),
+        "images_with_boxes": int((counts > 0).sum()),
     }

@@ -117,7 +117,7 @@ def heldout(test: SplitMetrics, validation: SplitMetrics, rule: str = BEST) -> R
     best = max(candidates, key=lambda name: validation.best("gt_known", name)[0])  # the first of equals
     threshold = test.threshold(validation.best("gt_known", best)[1], best)
     count = int(validation.has_boxes.sum())
-    choice = f"{threshold}, the best GT-Known on {count} held-out images"
+    choice = f"{threshold}, the best GT-Known on {_boxes_of(validation, f'{count} held-out images')}"
     return _at_threshold(test, "heldout", threshold, choice)
 
 
@@ -132,7 +132,7 @@ def maxbox(test: SplitMetrics) -> Result:
     if not test.has_boxes.any():
         return _at_threshold(test, "maxbox", None, "none: no boxes to choose it by")
     threshold = test.threshold(test.max_box_acc[1])
-    choice = f"{threshold}, the best GT-Known on the evaluated images themselves"
+    choice = f"{threshold}, the best GT-Known on {_boxes_of(test, 'the evaluated images themselves')}"
     return _at_threshold(test, "maxbox", threshold, choice)
 
 
@@ -149,6 +149,13 @@ def published(test: SplitMetrics) -> Result:
     of_boxes = test.threshold(test.best("gt_known_published")[1])
     choice = "each metric's own best on the evaluated images themselves"
     return _with_boxes(test, "published", of_boxes, choice, metrics)
+
+
+def _boxes_of(metrics: SplitMetrics, images: str) -> str:
+    """What a threshold was chosen on, in words: `images` with boxes of their own, or pseudo-boxes."""
+    if metrics.pseudo_boxes is None:
+        return images
+    return f"{metrics.table.truth_count.sum()} pseudo-boxes of {metrics.pseudo_boxes}"
 
 
 def _at_threshold(test: SplitMetrics, protocol: str, threshold: Threshold | None, choice: str) -> Result:

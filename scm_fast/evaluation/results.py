@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..data import LocalizationDataset, Problem
 from ..files import replacing
-from ..formats import FoundBox, corner_columns, write_coco, write_csv
+from ..formats import FoundBoxes, corner_columns, write_coco, write_csv
 from .boxes import scale_to_image
 from .metrics import SplitMetrics
 from .protocols import METRIC_NAMES, Result
@@ -69,6 +69,17 @@ class SplitResult:
     def images_per_second(self) -> float:
         return len(self.metrics) / max(self.seconds, 1e-9)
 
+    @property
+    def val_boxes_note(self) -> str:
+        """Which pseudo-boxes stand in for the boxes of the validation split, in words; empty if none do."""
+        pseudo = self.about["val_boxes"]
+        if pseudo is None:
+            return ""
+        return (
+            f"pseudo-boxes of {pseudo['file']} stand in for the boxes of split {pseudo['split']}: "
+            f"{pseudo['images_with_boxes']} of {pseudo['images']} images have one"
+        )
+
     @cached_property
     def images(self) -> list[ImageResult]:
         return image_results(self.dataset, self.metrics, self.result)
@@ -118,7 +129,10 @@ def write_results(folder: Path, done: SplitResult) -> None:
     (folder / METRICS_FILE).unlink(missing_ok=True)
     names = done.dataset.class_names
     write_csv(folder / "predictions.csv", [_csv_row(image, names) for image in done.images])
-    found = (FoundBox(i.name, i.size, i.top_classes[0], i.top_scores[0], i.box) for i in done.images)
+    found = (
+        FoundBoxes(i.name, i.size, i.top_classes[0], [(i.box, i.top_scores[0])] if i.box else [])
+        for i in done.images
+    )
     write_coco(folder / "predictions.coco.json", found, names)
     if done.maps is not None:
         from .report import write_report  # which imports this module
@@ -219,6 +233,8 @@ def summary(done: SplitResult, folder: Path) -> str:
     without = len(done.metrics) - int(done.metrics.has_boxes.sum())
     if without:
         lines.append(f"{without} images have no box and count for classification only")
+    if done.val_boxes_note:
+        lines.append(done.val_boxes_note)
     if done.left_out:
         lines.append(f"left out {len(done.left_out)} images:")
         lines.extend(f"  {problem}" for problem in done.left_out)

@@ -126,7 +126,7 @@ def _load_published(path: Path) -> LocalizationModel:
         method="scm" if num_blocks else "tscam",
         preset="official",
         image_size=_image_size(state),
-        **blocks,
+        calibration=blocks,
     )
     ours: dict[str, Tensor] = {}
     for name, value in state.items():

@@ -43,7 +43,6 @@ class ModelConfig:
     mean: tuple[Finite, Finite, Finite] = (0.485, 0.456, 0.406)
     std: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225)
     attention_layers: list[int] | None = None
-    drop_path_rate: Annotated[float, Field(ge=0, lt=1)] = 0.0
     backbone_options: dict[str, Any] = field(default_factory=dict)
     calibration: dict[str, Any] = field(default_factory=dict)
     class_names: list[str] | None = None

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..calibration import PRESETS, SpatialCalibration
 from ..errors import InputError
+from ..spatial_calibration import PRESETS, SpatialCalibration
 from . import backbones
 from .config import METHODS, ModelConfig, make_config
 from .localization_model import LocalizationModel, linear_head, semantic_head
 from .pretrained import load_pretrained
-
-_CALIBRATION_KEYWORDS = tuple(inspect.signature(SpatialCalibration).parameters)
 
 
 def create_model(
@@ -26,9 +23,9 @@ def create_model(
     preset: str = "paper",
     image_size: int | Sequence[int] | None = None,
     attention_layers: Sequence[int] | None = None,
-    drop_path_rate: float = 0.0,
+    class_names: Sequence[str] | None = None,
     backbone_options: dict[str, Any] | None = None,
-    **calibration: Any,
+    calibration: Mapping[str, Any] | None = None,
 ) -> LocalizationModel:
     """A transformer that is trained on labels and tells where the object is.
 
@@ -47,9 +44,9 @@ def create_model(
         preset: `paper` or `official`: head initialisation and calibration.
         image_size: pixels, one number or (height, width); the backbone's own if None.
         attention_layers: layers whose CLS attention is averaged, negative from the end; None for all.
-        drop_path_rate: stochastic depth of the backbone.
-        backbone_options: further keywords of timm's model, e.g. `{"dynamic_img_size": True}`.
-        calibration: keywords of SpatialCalibration that override the preset, e.g. `iterations=6`.
+        class_names: kept with the model, for people who read its predictions.
+        backbone_options: further keywords of timm's model, e.g. `{"drop_path_rate": 0.1}`.
+        calibration: keywords of SpatialCalibration that override the preset, e.g. `{"iterations": 6}`.
     """
     if method not in METHODS:
         raise InputError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
@@ -57,13 +54,7 @@ def create_model(
         raise InputError(f"preset must be one of {', '.join(PRESETS)}, got {preset!r}")
     if not isinstance(num_classes, int) or num_classes < 1:
         raise InputError(f"num_classes must be a positive integer, got {num_classes!r}")
-    if unknown := calibration.keys() - set(_CALIBRATION_KEYWORDS):
-        raise InputError(
-            f"unknown arguments {', '.join(sorted(unknown))}; those of the calibration are "
-            f"{', '.join(_CALIBRATION_KEYWORDS)}"
-        )
-    if calibration and method != "scm":
-        raise InputError(f"method {method!r} has no calibration, so {', '.join(calibration)} cannot be set")
+    module = _calibration(method, preset, calibration)
 
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     from_hub = pretrained is True
@@ -72,7 +63,6 @@ def create_model(
         backbone,
         num_classes,
         size,
-        drop_path_rate,
         backbone_options,
         from_hub,
         hub_classifier,
@@ -92,9 +82,9 @@ def create_model(
             "mean": mean,
             "std": std,
             "attention_layers": attention_layers and list(attention_layers),
-            "drop_path_rate": drop_path_rate,
             "backbone_options": dict(backbone_options or {}),
-            "calibration": calibration,
+            "calibration": dict(calibration or {}),
+            "class_names": class_names and list(class_names),
         }
     )
     model = LocalizationModel(
@@ -103,13 +93,25 @@ def create_model(
         linear_head(network.embed_dim, num_classes)
         if method == "cls"
         else semantic_head(network.embed_dim, num_classes, preset),
-        SpatialCalibration.from_preset(preset, **calibration) if method == "scm" else None,
+        module,
     )
     if hub_classifier:
         model.head.load_state_dict(backbones.detach_classifier(network))
     elif not isinstance(pretrained, bool):
         load_pretrained(model, pretrained)
     return model
+
+
+def _calibration(method: str, preset: str, overrides: Mapping[str, Any] | None) -> SpatialCalibration | None:
+    if overrides is not None and not isinstance(overrides, Mapping):
+        raise InputError(
+            f"calibration must be a mapping of keywords, as {{iterations: 6}}, got {overrides!r}"
+        )
+    if method == "scm":
+        return SpatialCalibration.from_preset(preset, **(overrides or {}))
+    if overrides:
+        raise InputError(f"method {method!r} has no calibration, so {', '.join(overrides)} cannot be set")
+    return None
 
 
 def model_from_config(config: ModelConfig) -> LocalizationModel:
@@ -121,9 +123,9 @@ def model_from_config(config: ModelConfig) -> LocalizationModel:
         preset=config.preset,
         image_size=config.image_size,
         attention_layers=config.attention_layers,
-        drop_path_rate=config.drop_path_rate,
+        class_names=config.class_names,
         backbone_options=config.backbone_options,
-        **config.calibration,
+        calibration=config.calibration,
     )
     model.config = config
     return model

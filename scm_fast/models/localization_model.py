@@ -8,10 +8,10 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from ..calibration import SpatialCalibration
 from ..errors import InputError
+from ..spatial_calibration import SpatialCalibration
 from . import backbones
-from .backbones import Backbone
+from .architectures import Backbone
 from .config import ModelConfig
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pickletools
 import re
@@ -17,6 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
+
+logger = logging.getLogger("scm_fast")
 
 WEIGHTS_FILE = "model.safetensors"  # in the folder of a saved model
 
@@ -133,3 +136,14 @@ def load_strictly(module: nn.Module, state: Mapping[str, Tensor], source: str) -
     if found:
         raise InputError(f"{source} does not fit the model. " + "; ".join(found))
     module.load_state_dict(state)
+
+
+def notice_dropped(source: str, name: str, theirs: Tensor, ours: Tensor) -> None:
+    """Say that a classifier of a weight file, for other classes, is not used."""
+    logger.warning(
+        "%s: its classifier %s %s is dropped, the model's is %s and starts anew",
+        source,
+        name,
+        tuple(theirs.shape),
+        tuple(ours.shape),
+    )

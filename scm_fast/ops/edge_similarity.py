@@ -13,9 +13,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..backends import implementation, op_backend
 from ..errors import InputError
-from ._dispatch import custom_op, kernels, op_backend
-from .fields import field_dtype
+from .diffusion_fields import field_dtype
+from .registration import custom_op
 
 # Elements of S that the torch implementation takes at a time, so that products stay in the cache.
 _CHUNK = 1 << 18
@@ -37,29 +38,15 @@ def edge_similarity(S: Tensor, backend: str = "auto") -> Tensor:
 @custom_op("edge_similarity")
 def edge_similarity_op(S: Tensor, backend: str) -> tuple[Tensor, Tensor]:
     """Returns the edges and the inverse norms (B, H, W), 0 for a zero vector, which the backward needs."""
-    if backend == "triton":
-        return kernels("edge_similarity").forward(S)
-    return _forward(S)
+    return implementation("edge_similarity", backend).forward(S)
 
 
 @custom_op("edge_similarity_backward")
 def edge_similarity_backward_op(
-    dedges: Tensor,
-    S: Tensor,
-    edges: Tensor,
-    inverse_norm: Tensor,
-    weight: Tensor | None,
-    dpooled: Tensor | None,
-    backend: str,
+    dedges: Tensor, S: Tensor, edges: Tensor, inverse_norm: Tensor, backend: str
 ) -> Tensor:
-    """dS (B, C, H, W), in S's dtype and memory layout.
-
-    With `weight` (B, H, W) and `dpooled` (B, C), the gradient of `pooling.pool` is added in the same pass, so
-    that dS is written once.
-    """
-    if backend == "triton":
-        return kernels("edge_similarity").backward(dedges, S, edges, inverse_norm, weight, dpooled)[0]
-    return _backward(dedges, S, edges, inverse_norm, weight, dpooled)
+    """dS (B, C, H, W), in S's dtype and memory layout."""
+    return implementation("edge_similarity", backend).backward(dedges, S, edges, inverse_norm)
 
 
 @edge_similarity_op.register_fake
@@ -70,7 +57,7 @@ def _(S, backend):
 
 
 @edge_similarity_backward_op.register_fake
-def _(dedges, S, edges, inverse_norm, weight, dpooled, backend):
+def _(dedges, S, *_):
     return torch.empty_like(S)
 
 
@@ -81,14 +68,14 @@ def _setup_context(ctx, inputs, output):
 
 
 def _autograd_backward(ctx, dedges, _):
-    S, edges, inverse_norm = ctx.saved_tensors
-    return edge_similarity_backward_op(dedges, S, edges, inverse_norm, None, None, ctx.backend), None
+    return edge_similarity_backward_op(dedges, *ctx.saved_tensors, ctx.backend), None
 
 
 edge_similarity_op.register_autograd(_autograd_backward, setup_context=_setup_context)
 
 
-def _forward(S: Tensor) -> tuple[Tensor, Tensor]:
+def forward(S: Tensor) -> tuple[Tensor, Tensor]:
+    """The edges (B, 2, H, W) and the inverse norms (B, H, W)."""
     B, _, H, W = S.shape
     edges = S.new_zeros(B, 2, H * W, dtype=field_dtype(S))
     square = torch.empty_like(edges[:, 0])
@@ -106,14 +93,19 @@ def _forward(S: Tensor) -> tuple[Tensor, Tensor]:
     return edges, inverse_norm.view(B, H, W)
 
 
-def _backward(
+def backward(
     dedges: Tensor,
     S: Tensor,
     edges: Tensor,
     inverse_norm: Tensor,
-    weight: Tensor | None,
-    dpooled: Tensor | None,
+    weight: Tensor | None = None,
+    dpooled: Tensor | None = None,
 ) -> Tensor:
+    """dS (B, C, H, W), in S's dtype and memory layout.
+
+    With `weight` (B, H, W) and `dpooled` (B, C), the gradient of `pooling` is added in the same pass, so that dS
+    is written once.
+    """
     H, W = S.shape[2:]
     inverse = inverse_norm.flatten(1).unsqueeze(1)  # [B, 1, N]
     right, down, own = (c.unsqueeze(1) for c in _edge_terms(dedges, edges))

@@ -12,8 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..backends import implementation, op_backend
 from ..errors import InputError
-from ._dispatch import custom_op, kernels, op_backend
+from .registration import custom_op
 
 
 def laplacian(edges: Tensor, lam: Tensor, backend: str = "auto") -> Tensor:
@@ -29,19 +30,13 @@ def laplacian(edges: Tensor, lam: Tensor, backend: str = "auto") -> Tensor:
 
 @custom_op("laplacian")
 def laplacian_op(edges: Tensor, lam: Tensor, backend: str) -> Tensor:
-    if backend == "triton":
-        return kernels("laplacian").forward(edges, lam)
-    return _forward(edges, lam)
+    return implementation("laplacian", backend).forward(edges, lam)
 
 
 @custom_op("laplacian_backward")
 def laplacian_backward_op(dL: Tensor, edges: Tensor, lam: Tensor, backend: str) -> tuple[Tensor, Tensor]:
     """dedges (B, 2, H, W) and dlam, in the shape and dtype of lam."""
-    if backend == "triton":
-        dedges, dlam = kernels("laplacian").backward(dL, edges, lam)
-    else:
-        dedges, dlam = _backward(dL, edges, lam)
-    return dedges, dlam.to(lam.dtype).view(lam.shape)
+    return implementation("laplacian", backend).backward(dL, edges, lam)
 
 
 @laplacian_op.register_fake
@@ -78,7 +73,8 @@ def _degree(height: int, width: int, like: Tensor) -> Tensor:
     return torch.bincount(ends, minlength=height * width).to(like.dtype)
 
 
-def _forward(edges: Tensor, lam: Tensor) -> Tensor:
+def forward(edges: Tensor, lam: Tensor) -> Tensor:
+    """L (B, N, N)."""
     B, _, H, W = edges.shape
     lam = lam.to(edges.dtype).view(())
     L = edges.new_zeros(B, H * W, H * W)
@@ -91,7 +87,8 @@ def _forward(edges: Tensor, lam: Tensor) -> Tensor:
     return L
 
 
-def _backward(dL: Tensor, edges: Tensor, lam: Tensor) -> tuple[Tensor, Tensor]:
+def backward(dL: Tensor, edges: Tensor, lam: Tensor) -> tuple[Tensor, Tensor]:
+    """dedges (B, 2, H, W), and dlam in the shape and dtype of lam."""
     B, _, H, W = edges.shape
     left, right, upper, lower = _edge_ends(H, W, edges.device)
     dedges = edges.new_zeros(edges.shape)
@@ -99,4 +96,4 @@ def _backward(dL: Tensor, edges: Tensor, lam: Tensor) -> tuple[Tensor, Tensor]:
     dedges[:, 1, :-1] = (dL[:, upper, lower] + dL[:, lower, upper]).view(B, H - 1, W)
     diagonal = dL.diagonal(dim1=1, dim2=2)
     dlam = (diagonal * _degree(H, W, edges)).sum() - (dedges * edges).sum()
-    return dedges.mul_(-lam.to(edges.dtype)), dlam
+    return dedges.mul_(-lam.to(edges.dtype)), dlam.to(lam.dtype).view(lam.shape)

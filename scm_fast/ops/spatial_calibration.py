@@ -1,6 +1,6 @@
 """The whole module as one op: S (B, C, H, W), F (B, H, W), lam, beta (L,) -> logits, attention, gain.
 
-    edges = edge_similarity(S);   attention, gain = calibration(F, edges);   logits = mean_n S[:, :, n] gain[n]
+    edges = edge_similarity(S);   attention, gain = activation_diffusion(F, edges);   logits = pooling(S, gain)
 
 Of S only the edges and one weighted pooling are taken, so the forward pass reads it twice, and the backward
 pass reads it twice and writes dS once: the pooling's share of dS is added where the edges' share is written.
@@ -8,76 +8,71 @@ pass reads it twice and writes dS once: the pooling's share of dS is added where
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ._dispatch import custom_op, kernels
-from .calibration import calibration_backward_op, calibration_op, fused
-from .edge_similarity import edge_similarity_backward_op, edge_similarity_op
-from .fields import field_dtype
-from .pooling import pool, pool_weight
+from ..backends import implementation
+from . import activation_diffusion
+from .activation_diffusion import Settings, in_one_launch, plan
+from .diffusion_fields import field_dtype
+from .registration import custom_op
 
 
 @custom_op("spatial_calibration")
 def spatial_calibration_op(
-    S: Tensor,
-    F: Tensor,
-    lam: Tensor,
-    beta: Tensor,
-    iterations: Sequence[int],
-    dense: Sequence[bool],
-    alpha: float,
-    detach_init: bool,
-    backend: str,
+    S: Tensor, F: Tensor, lam: Tensor, beta: Tensor, settings: Settings
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """logits (B, C), attention, gain (B, H, W), and for the backward pass f, edges and inverse norms."""
-    edges, inverse_norm = edge_similarity_op(S, backend)
-    attention, gain, f = calibration_op(F, edges, lam, beta, iterations, dense, alpha, detach_init, backend)
-    return pool(S, gain, backend), attention, gain, f, edges, inverse_norm
+    edges, inverse_norm = implementation("edge_similarity", settings.backend).forward(S)
+    attention, gain, f = activation_diffusion.forward(F, edges, lam, beta, settings)
+    logits = implementation("pooling", settings.backend).pool(S, gain)
+    return logits, attention, gain, f, edges, inverse_norm
+
+
+class Saved(NamedTuple):
+    """What the backward pass needs: the inputs and some of the outputs."""
+
+    S: Tensor
+    F: Tensor
+    lam: Tensor
+    beta: Tensor
+    gain: Tensor
+    f: Tensor
+    edges: Tensor
+    inverse_norm: Tensor
 
 
 @custom_op("spatial_calibration_backward")
 def spatial_calibration_backward_op(
-    S: Tensor,
-    F: Tensor,
-    lam: Tensor,
-    beta: Tensor,
-    gain: Tensor,
-    f: Tensor,
-    edges: Tensor,
-    inverse_norm: Tensor,
+    saved: Saved,
     dlogits: Tensor | None,
     dattention: Tensor | None,
     dgain: Tensor | None,
-    iterations: Sequence[int],
-    dense: Sequence[bool],
-    alpha: float,
-    detach_init: bool,
-    backend: str,
+    settings: Settings,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dS, dF, dlam and dbeta, each in its input's dtype; a gradient that is None is zero."""
+    S, F, lam, beta, gain, f, edges, inverse_norm = saved
     if dlogits is not None:
-        pooled = pool_weight(S, dlogits, backend)
+        pooled = implementation("pooling", settings.backend).pool_weight(S, dlogits)
         dgain = pooled if dgain is None else dgain + pooled
     weight = None if dlogits is None else gain
-    if fused(F, edges.dtype, dense, backend):
-        dF, dedges, shares = kernels("calibration").backward(
-            F, edges, lam, beta, f, dattention, dgain, iterations, alpha, detach_init
+    edge_similarity = implementation("edge_similarity", settings.backend)
+    fields = activation_diffusion.Saved(F, edges, lam, beta, f)
+    if in_one_launch(plan(settings, F[0].numel(), edges.dtype)):
+        dF, dedges, shares = activation_diffusion.fused_backward(fields, dattention, dgain, settings)
+        dS, dlam, dbeta = edge_similarity.backward_with_sums(
+            dedges, S, edges, inverse_norm, weight, dlogits, shares, lam, beta
         )
-        dS, dlam, dbeta = kernels("edge_similarity").backward(
-            dedges, S, edges, inverse_norm, weight, dlogits, shares, (lam, beta)
-        )
-        return dS, dF, dlam, dbeta
-    settings = (iterations, dense, alpha, detach_init, backend)
-    dF, dedges, dlam, dbeta = calibration_backward_op(F, edges, lam, beta, f, dattention, dgain, *settings)
-    dS = edge_similarity_backward_op(dedges, S, edges, inverse_norm, weight, dlogits, backend)
+    else:
+        dF, dedges, dlam, dbeta = activation_diffusion.backward(fields, dattention, dgain, settings)
+        dS = edge_similarity.backward(dedges, S, edges, inverse_norm, weight, dlogits)
     return dS, dF, dlam, dbeta
 
 
 @spatial_calibration_op.register_fake
-def _(S, F, lam, beta, iterations, dense, alpha, detach_init, backend):
+def _(S, F, lam, beta, iterations, *_):
     B, C, H, W = S.shape
     shapes = ((B, C), (B, H, W), (B, H, W), (B, len(iterations), H, W), (B, 2, H, W), (B, H, W))
     return tuple(S.new_empty(shape, dtype=field_dtype(S)) for shape in shapes)

@@ -148,7 +148,7 @@ def doubts(groups: Sequence[Group]) -> list[str]:
     sentences = [
         *varying("the data differ", lambda run: Path(run.config.data).name),
         *varying("the training splits differ", lambda run: run.config.train_split),
-        *varying("the validation splits differ", lambda run: run.config.val_split),
+        *varying("the validation splits differ", lambda run: run.config.validation_name),
         *varying("the test splits differ", lambda run: run.config.test_split),
         *varying(
             "the numbers of test images differ", lambda run: run.evaluation and run.evaluation["images"]

@@ -39,7 +39,7 @@ def comparison_text(groups: Sequence[Group]) -> str:
 
 def _splits(groups: Sequence[Group], kind: str) -> str:
     names = dict.fromkeys(
-        group.config.test_split if kind == "test" else group.config.val_split for group in groups
+        group.config.test_split if kind == "test" else group.config.validation_name for group in groups
     )
     what = "the model that was kept" if kind == "test" else "the epoch in which it was best"
     return f"{kind} split ({', '.join(names)}), {what}"

@@ -68,7 +68,10 @@ def accuracy_figure(run: Run) -> Figure:
     shown = [name for name in ACCURACIES if any(name in row for row in run.epochs)]
     for name in shown:
         axes.plot(
-            numbers(run), run.column(name), marker=".", label=f"{METRIC_NAMES[name]}, {run.config.val_split}"
+            numbers(run),
+            run.column(name),
+            marker=".",
+            label=f"{METRIC_NAMES[name]}, {run.config.validation_name}",
         )
     axes.plot(numbers(run), run.column("train_top1"), "--", color="grey", label="Top-1 in training")
     if run.best_epoch is not None:
@@ -89,7 +92,7 @@ def threshold_figure(run: Run) -> Figure:
             for v, row in zip(run.column("threshold"), run.epochs, strict=True)
         ]
         axes.plot(numbers(run), values, marker=".", label=rule)
-    axes.set(ylabel=f"box threshold of {run.config.val_split}")
+    axes.set(ylabel=f"box threshold of {run.config.validation_name}")
     axes.legend(title="rule")
     return figure
 

@@ -24,8 +24,10 @@ def build_model(
     config: TrainConfig, dataset: LocalizationDataset, start_from: Path | None = None
 ) -> LocalizationModel:
     calibration = {"backend": config.backend, **config.calibration} if config.method == "scm" else {}
-    assert config.drop_path_rate is not None
-    model = create_model(
+    options = dict(config.backbone_options)
+    if config.drop_path_rate:
+        options["drop_path_rate"] = config.drop_path_rate
+    return create_model(
         config.backbone,
         dataset.num_classes,
         config.method,
@@ -33,12 +35,10 @@ def build_model(
         preset=config.preset,
         image_size=config.image_size,
         attention_layers=config.attention_layers,
-        drop_path_rate=config.drop_path_rate,
-        backbone_options=config.backbone_options,
-        **calibration,
+        class_names=dataset.class_names,
+        backbone_options=options,
+        calibration=calibration,
     )
-    model.config.class_names = list(dataset.class_names)
-    return model
 
 
 def build_loader(

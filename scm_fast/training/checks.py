@@ -34,8 +34,8 @@ def check_run(config: TrainConfig, source: DataSource, device: torch.device) -> 
     distributed.on_first(RunFolder(config.out).check, config, resumes(config))
     count = len(source.split(config.train_split))
     check_global_batch(count, config.global_batch, distributed.world_size())
-    for split in (config.val_split, config.test_split):
-        source.split(split)
+    source.validation(config.val_split)
+    source.split(config.test_split)
     steps = count // config.global_batch
     if steps < FEW_STEPS and distributed.is_first():
         logger.warning(

@@ -14,7 +14,6 @@ import yaml
 from pydantic import Field
 
 from ..backends import BACKENDS
-from ..calibration import PRESETS
 from ..data import DataSource
 from ..data.layouts import layout_names
 from ..data.opening import takers
@@ -22,6 +21,7 @@ from ..devices import AMP_DTYPES
 from ..errors import InputError
 from ..evaluation.protocols import HELDOUT_RULES, METRIC_NAMES, PROTOCOLS
 from ..models.config import METHODS
+from ..spatial_calibration import PRESETS
 from ..threshold import BEST, make_threshold
 
 Count = Annotated[int, Field(gt=0)]
@@ -72,6 +72,9 @@ class TrainConfig:
     )
     train_split: str = option("train", "split to train on; trainval: with the held-out images")
     val_split: str = option("val", "split that chooses threshold and checkpoint")
+    val_boxes: str | None = option(
+        None, "pseudo-boxes that stand in for those of val_split: a COCO json or wsolevaluation folder"
+    )
     test_split: str = option("test", "split that is evaluated at the end", resume=True)
     skip_bad_images: bool = option(False, "leave out images that cannot be read instead of stopping")
     workers: Annotated[int, Field(ge=0)] | None = option(
@@ -188,7 +191,14 @@ class TrainConfig:
 
     def source(self) -> DataSource:
         """The data, none of it opened yet."""
-        return DataSource(self.data, self.layout, self.images, self.boxes, self.skip_bad_images)
+        return DataSource(
+            self.data, self.layout, self.images, self.boxes, self.skip_bad_images, self.val_boxes
+        )
+
+    @property
+    def validation_name(self) -> str:
+        """The validation split, and whose boxes it has if they are not its own."""
+        return self.val_split + (f" (pseudo-boxes of {self.val_boxes})" if self.val_boxes else "")
 
     def save(self, path: Path) -> None:
         path.write_text(yaml.safe_dump(self.as_dict(), sort_keys=False))

@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop."""
+"""Why a run stops before its end."""
 
 from __future__ import annotations
 
@@ -8,6 +8,18 @@ from types import FrameType
 from typing import Any
 
 from .. import distributed
+
+
+class Interrupted(Exception):
+    """A signal stopped the run, after a checkpoint."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.number = number
+
+
+class Diverged(Exception):
+    """Loss or gradient is no longer a number."""
 
 
 class StopSignal:

@@ -8,7 +8,7 @@ import logging
 import math
 import signal
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,34 +28,13 @@ from .building import amp_dtype, build_loader, build_model
 from .checks import check_run, resumes
 from .config import TrainConfig
 from .logs import RunLogs
+from .meter import Meter
 from .optimization import build_optimizer, build_scheduler
 from .run_folder import RunFolder
-from .stopping import StopSignal
+from .stopping import Diverged, Interrupted, StopSignal
 from .validation import validation_settings
 
 logger = logging.getLogger("scm_fast")
-
-
-class Interrupted(Exception):
-    """A signal stopped the run, after a checkpoint."""
-
-    def __init__(self, message: str, number: int) -> None:
-        super().__init__(message)
-        self.number = number
-
-
-class Diverged(Exception):
-    """Loss or gradient is no longer a number."""
-
-
-@dataclass
-class Meter:
-    """Sums over the steps of an epoch, of all processes."""
-
-    loss: float = 0.0
-    right: float = 0.0
-    images: int = 0
-    seconds: float = 0.0
 
 
 class Trainer:
@@ -86,7 +65,7 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.model = build_model(config, self.dataset, start_from).to(device)
         self.loader = build_loader(config, self.dataset, self.model, device)
-        check_classes(self.model, self.source.split(config.val_split))
+        check_classes(self.model, self.source.validation(config.val_split))
         if config.channels_last:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.model.set_grad_checkpointing(config.grad_checkpointing)
@@ -292,24 +271,26 @@ class Trainer:
             self._interrupt()
 
     def _log_epoch(self, result: Result) -> None:
-        meter, values = self.meter, {name: metric.value for name, metric in result.metrics.items()}
+        values = {name: metric.value for name, metric in result.metrics.items()}
         row: dict[str, Any] = {
             "epoch": self.validated,
             "steps": self.step,
             "lr": self.scheduler.get_last_lr()[0],
-            "train_loss": meter.loss / meter.images,
-            "train_top1": 100 * meter.right / meter.images,
-            "images_per_second": meter.images / max(meter.seconds, 1e-9),
+            **self.meter.figures(),
             "threshold": result.threshold.value if result.threshold else None,
             "threshold_rule": result.threshold.rule if result.threshold else None,
             **values,
         }
+        if self.config.val_boxes:
+            row["pseudo_boxes"] = int(self.source.validation(self.config.val_split).records.box_counts.sum())
         calibration = self.model.calibration
         for name in () if calibration is None else ("lam", "beta"):
             for block, value in enumerate(getattr(calibration, name).tolist(), 1):
                 row[f"{name}_{block}"] = value
         self.logs.add_epoch(row)
         found = f", GT-Known {values['gt_known']:.1f} %" if "gt_known" in values else ""
+        if found and self.config.val_boxes:
+            found += f" on {row['pseudo_boxes']} pseudo-boxes of {self.config.val_boxes}"
         if result.threshold:
             how = " without boxes" if result.protocol == "unboxed" else ""
             found += f", threshold {result.threshold}{how}"

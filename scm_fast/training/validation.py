@@ -17,7 +17,7 @@ from .config import TrainConfig
 def validation_settings(config: TrainConfig, source: DataSource) -> EvaluationSettings:
     """For the validation split, which chooses its own threshold unless that is fixed: by its boxes, or without
     if it has none."""
-    boxes = source.split(config.val_split).records.has_boxes
+    boxes = source.validation(config.val_split).records.has_boxes
     protocol = "unboxed" if config.protocol == "heldout" and not boxes else config.protocol
     return EvaluationSettings(
         protocol,
@@ -25,6 +25,7 @@ def validation_settings(config: TrainConfig, source: DataSource) -> EvaluationSe
         config.rule,
         split=config.val_split,
         val_split=config.val_split,
+        validation=True,
         workers=config.workers,
     )
 

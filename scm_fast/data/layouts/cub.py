@@ -33,6 +33,7 @@ def find_root(root: Path) -> Path | None:
 
 def read(root: Path, name: str) -> Split:
     problems: list[Problem] = []
+    box_problems: list[Problem] = []
     files = read_mapping(root / "images.txt", problems, "id path", lambda v: v[0])
     labels = read_mapping(root / "image_class_labels.txt", problems, "id class", lambda v: int(v[0]))
     is_train = read_mapping(root / "train_test_split.txt", problems, "id is_train", lambda v: bool(int(v[0])))
@@ -42,7 +43,7 @@ def read(root: Path, name: str) -> Split:
     needs_boxes = name in ("val", "test")
     boxes: dict[str, Box] = {}
     if box_file.is_file() or needs_boxes:
-        boxes = read_mapping(box_file, problems, "id x y width height", _corners)
+        boxes = read_mapping(box_file, box_problems, "id x y width height", _corners)
 
     seen: dict[str, str] = {}
     records = []
@@ -58,9 +59,12 @@ def read(root: Path, name: str) -> Split:
             continue
         box = boxes.get(key)
         records.append(Record(path, labels[key] - 1, boxes=(box,) if box else ()))
-    for ids, source in ((set(labels), "image_class_labels.txt"), (set(boxes), "bounding_boxes.txt")):
+    for ids, source, found in (
+        (set(labels), "image_class_labels.txt", problems),
+        (set(boxes), "bounding_boxes.txt", box_problems),
+    ):
         unknown = sorted(ids - set(files))
-        problems += [Problem(str(root / source), f"image id {key} is not in images.txt") for key in unknown]
+        found += [Problem(str(root / source), f"image id {key} is not in images.txt") for key in unknown]
 
     if name in ("train", "val"):
         train, val = split_off(records, VAL_FRACTION)
@@ -72,6 +76,7 @@ def read(root: Path, name: str) -> Split:
         class_names=class_names,
         records=records,
         problems=problems,
+        box_problems=box_problems,
         box_source=box_file if box_file.is_file() else None,
         box_columns="xywh",
     )

@@ -64,12 +64,13 @@ def read(root: Path, name: str, boxes: Path | None = None) -> Split:
     if len(class_names) == 1:
         message = f"{class_names[0]!r} is the only class folder; expected a folder that holds one per class"
         problems.append(Problem(str(root / folder if folder else root), message))
+    box_problems: list[Problem] = []
     source, scope = boxes, root / (folder or "")
     if source is None:
         source, scope = coco.find_json(root, folder or name)
     if source is not None:
-        coco.add_boxes(records, class_names, source, root, scope, problems)
-    return Split("folder", name, root, class_names, records, problems, source, "xywh")
+        coco.add_boxes(records, class_names, source, root, scope, box_problems)
+    return Split("folder", name, root, class_names, records, problems, box_problems, source, "xywh")
 
 
 def _carve(records: list[Record], name: str) -> list[Record]:

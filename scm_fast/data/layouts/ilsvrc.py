@@ -32,7 +32,7 @@ from ..textfiles import read_mapping
 from .registry import Layout, register
 from .wsol import read_localization
 
-VAL_IMAGES_A_CLASS = 10
+VAL_IMAGES_PER_CLASS = 10
 WNID = re.compile(r"n\d{8}")
 VAL_NAME = re.compile(r"ILSVRC2012_val_\d{8}\.")
 
@@ -249,7 +249,7 @@ def _read_train(root: Path, wnids: list[str], name: str) -> Split:
     held_out: set[str] = set()
     for members in by_hash(records).values():
         with_boxes = [record for record in members if Path(record.id).stem in annotated]
-        count = min(held_out_count(len(members), VAL_FRACTION), VAL_IMAGES_A_CLASS)
+        count = min(held_out_count(len(members), VAL_FRACTION), VAL_IMAGES_PER_CLASS)
         held_out.update(record.id for record in (with_boxes or members)[:count])
     if name == "train":
         split.records = [record for record in records if record.id not in held_out]

@@ -33,6 +33,7 @@ def write_report(path: Path, done: SplitResult) -> None:
     html = environment.get_template("template.html").render(
         about=done.about,
         result=done.result,
+        val_boxes_note=done.val_boxes_note,
         unboxed=done.unboxed,
         left_out=done.left_out,
         images=len(done.metrics),

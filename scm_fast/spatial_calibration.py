@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Sequence
 from numbers import Integral, Real
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from . import reference
 from .backends import check_backend_name, resolve_backend
 from .errors import InputError
-from .ops.calibration import check_method, dense_blocks
+from .ops.activation_diffusion import Settings, check_solver
 from .ops.spatial_calibration import spatial_calibration_op
 
 # The paper and its published code differ; see docs/mathematics.md.
@@ -77,7 +78,7 @@ class SpatialCalibration(nn.Module):
         lam: initial value of every block's `lam`, the weight of semantic similarity.
         beta: initial value of every block's `beta`, the soft threshold.
         detach_init: treat X_0 as a constant in the backward pass, as the published code does.
-        method: `stencil` (matrix-free), `dense` (batched matrices) or `auto` (by cost, for each block).
+        solver: `stencil` (matrix-free), `dense` (batched matrices) or `auto` (by cost, for each block).
         backend: `reference`, `torch`, `triton` or `auto`; see `scm_fast.backends`.
     """
 
@@ -89,25 +90,24 @@ class SpatialCalibration(nn.Module):
         lam: float = 1.0,
         beta: float = 0.5,
         detach_init: bool = False,
-        method: str = "auto",
+        solver: str = "auto",
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        if not isinstance(num_blocks, int) or num_blocks < 1:
+        if not isinstance(num_blocks, int) or isinstance(num_blocks, bool) or num_blocks < 1:
             raise InputError(f"num_blocks must be a positive integer, got {num_blocks!r}")
         for name, value in (("alpha", alpha), ("lam", lam), ("beta", beta)):
-            if not isinstance(value, Real) or not math.isfinite(value):
+            if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value):
                 raise InputError(f"{name} must be a finite number, got {value!r}")
+        if not isinstance(detach_init, bool):
+            raise InputError(f"detach_init must be true or false, got {detach_init!r}")
         if alpha <= 0:
             raise InputError(f"alpha must be positive, got {alpha!r}")
         if beta == 0:
             raise InputError("beta must not be 0: the soft threshold divides by it")
-        self.iterations = expand_iterations(iterations, num_blocks)
-        check_method(method, self.iterations)
-        self.alpha = float(alpha)
-        self.detach_init = detach_init
-        self.method = method
-        self.backend = check_backend_name(backend)
+        counts = expand_iterations(iterations, num_blocks)
+        check_solver(solver, counts)
+        self.settings = Settings(counts, float(alpha), detach_init, solver, check_backend_name(backend))
         self.lam = nn.Parameter(torch.full((num_blocks,), float(lam)))
         self.beta = nn.Parameter(torch.full((num_blocks,), float(beta)))
 
@@ -116,17 +116,19 @@ class SpatialCalibration(nn.Module):
         """`paper` or `official`, with any keyword of the constructor to override it."""
         if name not in PRESETS:
             raise InputError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
+        if unknown := overrides.keys() - set(KEYWORDS):
+            raise InputError(
+                f"the calibration has no {', '.join(sorted(map(str, unknown)))}; it has {', '.join(KEYWORDS)}"
+            )
         return cls(**{**PRESETS[name], **overrides})
 
     @property
     def num_blocks(self) -> int:
-        return len(self.iterations)
+        return len(self.settings.iterations)
 
     def extra_repr(self) -> str:
-        return (
-            f"num_blocks={self.num_blocks}, iterations={self.iterations}, alpha={self.alpha}, "
-            f"detach_init={self.detach_init}, method={self.method!r}, backend={self.backend!r}"
-        )
+        settings = ", ".join(f"{name}={value!r}" for name, value in self.settings._asdict().items())
+        return f"num_blocks={self.num_blocks}, {settings}"
 
     def forward(self, S: Tensor, F: Tensor) -> CalibrationOutput:
         """S (B, C, H, W) and raw attention F (B, H, W), in any floating dtype, to the calibrated maps."""
@@ -149,13 +151,11 @@ class SpatialCalibration(nn.Module):
         check_maps(S, F)
         if not S.device == self.lam.device == self.beta.device:
             raise InputError(f"S is on {S.device}, lam on {self.lam.device} and beta on {self.beta.device}")
-        backend = resolve_backend(self.backend, S.device)
-        parameters = (self.lam, self.beta)
-        if backend == "reference":
-            return reference.spatial_calibration(
-                S, F, *parameters, self.iterations, self.alpha, self.detach_init
-            )
-        dense = dense_blocks(self.method, self.iterations, S.shape[2] * S.shape[3])
-        return spatial_calibration_op(
-            S, F, *parameters, self.iterations, dense, self.alpha, self.detach_init, backend
-        )[:4]
+        settings = self.settings._replace(backend=resolve_backend(self.settings.backend, S.device))
+        if settings.backend == "reference":
+            literal = (settings.iterations, settings.alpha, settings.detach_init)
+            return reference.spatial_calibration(S, F, self.lam, self.beta, *literal)
+        return spatial_calibration_op(S, F, self.lam, self.beta, *settings)[:4]
+
+
+KEYWORDS = tuple(inspect.signature(SpatialCalibration).parameters)

@@ -4,8 +4,8 @@ With M = sqrt(alpha) L (symmetric), R_k = I - L X_k squares itself at every iter
 
     X_p F = sum_{j < K} r_j,   r_0 = sqrt(alpha) M F,   r_j = r_{j-1} - M M r_{j-1},   K = 2^p
 
-Fields are (N, B), as in `fields`; the edges come as (2, N, B). Thousands of small operations make up a pass, so
-their fixed cost counts: the shifted views of every buffer are made once, and signs are in the weights.
+Fields are (N, B), as in `diffusion_fields`; the edges come as (2, N, B). Thousands of small operations make up a
+pass, so their fixed cost counts: the shifted views of every buffer are made once, and signs are in the weights.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 Bytes are distinct: an element that several programs or several loads of one program touch counts once, as on a
 device whose caches hold a neighbour's vector or a field until it is used again. Less cannot be moved. The
-scratch memory of the calibration kernels is apart: a program writes its slots and reads them back many times,
-which stays in the cache; what remains to be moved is that it is written once.
+scratch memory of the activation_diffusion kernels is apart: a program writes its slots and reads them back many
+times, which stays in the cache; what remains to be moved is that it is written once.
 
 Operations are additions, multiplications and divisions on tokens and edges, lanes beyond the grid excluded.
-ACCESS and OPERATIONS state what the kernels do; `tests/test_traffic.py` holds them against every address and
+ACCESS and OPERATIONS state what the kernels do; `tests/test_kernel_traffic.py` holds them against every address and
 every operation of the interpreter.
 """
 
@@ -17,10 +17,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kernel_launches import Launch
 from torch import Tensor
 
-from .calibration import FILTERED, FORWARD_SLOTS
-from .launches import Launch
+from scm_fast.kernels.activation_diffusion import FILTERED, FORWARD_SLOTS
 
 Arguments = Mapping[str, Any]
 
@@ -96,8 +96,10 @@ ACCESS = {
         dedges=_existing_edges,
     ),
     "matrix_vector": Access.of("S x", "out"),
-    "calibration_forward": Access.of("F edges lam beta", "attention gain f", scratch=_forward_scratch),
-    "calibration_backward": Access.of(
+    "activation_diffusion_forward": Access.of(
+        "F edges lam beta", "attention gain f", scratch=_forward_scratch
+    ),
+    "activation_diffusion_backward": Access.of(
         "F edges lam beta f dattention dgain", "dF dedges dparameters", scratch=_backward_scratch
     ),
     "laplacian_forward": Access.of("edges lam", "L", edges=_existing_edges, L=_five_diagonals),
@@ -146,10 +148,10 @@ def _apply(arguments: Arguments) -> int:
 
 
 def stencils(launch: Launch) -> int:
-    """How many products M x an image waits for, one after the other; 0 for other kernels than the calibration's."""
-    if launch.name == "calibration_forward":
+    """How many products M x an image waits for, one after the other; 0 but for activation_diffusion."""
+    if launch.name == "activation_diffusion_forward":
         return sum(2 * K - 1 for K in _terms(launch.arguments))
-    if launch.name == "calibration_backward":
+    if launch.name == "activation_diffusion_backward":
         # Of the walk back, M r_{j-1} does not wait for M dr_j.
         return sum(2 * K - 1 + 2 * (K - 1) + 1 for K in _terms(launch.arguments))
     return 0
@@ -164,16 +166,16 @@ def _edge_similarity_backward(a: Arguments) -> int:
     return a["C"] * ((2 + pooling) * a["H"] * a["W"] + 2 * 2 * _edges(a))
 
 
-def _calibration_forward(a: Arguments) -> int:
+def _activation_diffusion_forward(a: Arguments) -> int:
     recurrence = sum((2 * K - 1) * _apply(a) + 2 * (K - 1) * a["H"] * a["W"] for K in _terms(a))
     return recurrence + a["NUM_BLOCKS"] * _filter(a)
 
 
-def _calibration_backward(a: Arguments) -> int:
+def _activation_diffusion_backward(a: Arguments) -> int:
     tokens, edges = a["H"] * a["W"], _edges(a)
     entries = 2 * tokens + 4 * edges  # gradient of M from one product
     products = 1 if a["DETACH_INIT"] else 2
-    again = _calibration_forward(a)
+    again = _activation_diffusion_forward(a)
     back = sum(
         (K - 1) * ((1 + products) * _apply(a) + products * entries + 2 * tokens)
         + _apply(a)
@@ -195,13 +197,13 @@ def _product(a: Arguments) -> int:
     return round(sides * share * 2 * a["N"] ** 3)
 
 
-# Operations an image; those of one number an image or token and channel-free are left out where S is read.
+# Operations per image; the few per token that do not depend on the channels are left out where S is read.
 OPERATIONS: dict[str, Callable[[Arguments], int]] = {
     "edge_similarity_forward": _edge_similarity_forward,
     "edge_similarity_backward": _edge_similarity_backward,
     "matrix_vector": lambda a: 2 * a["rows"] * a["columns"],
-    "calibration_forward": _calibration_forward,
-    "calibration_backward": _calibration_backward,
+    "activation_diffusion_forward": _activation_diffusion_forward,
+    "activation_diffusion_backward": _activation_diffusion_backward,
     "laplacian_forward": lambda a: 3 * _edges(a),
     "laplacian_backward": lambda a: 6 * _edges(a),
     "product": _product,

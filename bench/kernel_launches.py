@@ -1,7 +1,7 @@
 """What would be launched: the launchers run on ordinary tensors, with recorders in place of the kernels.
 
 A recorded launch has everything that a real one has: the arguments with their shapes and strides, the constants,
-the warps and the grid. `report` compiles it, `traffic` counts what it reads, writes and computes.
+the warps and the grid. `kernel_report` compiles it, `kernel_traffic` counts what it reads, writes and computes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ from typing import Any
 import torch
 from triton.runtime.jit import JITFunction
 
-OPS = ("edge_similarity", "pooling", "laplacian", "newton_schulz", "calibration")
+from scm_fast.environment import OPS
+from scm_fast.ops import laplacian, newton_schulz
+from scm_fast.ops.activation_diffusion import Settings
+from scm_fast.ops.spatial_calibration import spatial_calibration_backward_op, spatial_calibration_op
+
 _OPTIONS = ("num_warps", "num_stages")
 
 
@@ -62,7 +66,7 @@ def recorded_launches(run: bool = False) -> Iterator[list[Launch]]:
     launches: list[Launch] = []
     replaced = []
     for op in OPS:
-        module = importlib.import_module(f"{__package__}.{op}")
+        module = importlib.import_module(f"scm_fast.kernels.{op}")
         for name, value in list(vars(module).items()):
             if name.endswith("_kernel"):
                 replaced.append((module, name, value))
@@ -91,26 +95,20 @@ class Step:
 
     def launch_forward(self) -> tuple[torch.Tensor, ...]:
         """Returns the arguments of the backward pass."""
-        from ..ops.spatial_calibration import spatial_calibration_op
-
         # Zeros take no memory until somebody reads them, and a recorder does not.
         S = torch.zeros(self.batch, self.classes, *self.grid, dtype=self.dtype)
         S = S.to(memory_format=torch.channels_last) if self.channels_last else S
         F = torch.zeros(self.batch, *self.grid)
         lam, beta = torch.ones(len(self.iterations)), torch.ones(len(self.iterations))
-        logits, _, *kept = spatial_calibration_op(S, F, lam, beta, *self._settings())
+        logits, _, *kept = spatial_calibration_op(S, F, lam, beta, *self.settings)
         return S, F, lam, beta, *kept, torch.zeros_like(logits)
 
     def launch_backward(self, *saved_and_dlogits: torch.Tensor) -> None:
-        from ..ops.spatial_calibration import spatial_calibration_backward_op
+        spatial_calibration_backward_op(*saved_and_dlogits, None, None, *self.settings)
 
-        spatial_calibration_backward_op(*saved_and_dlogits, None, None, *self._settings())
-
-    def _settings(self) -> tuple[Any, ...]:
-        from ..ops.calibration import dense_blocks
-
-        dense = dense_blocks("auto", self.iterations, self.grid[0] * self.grid[1])
-        return self.iterations, dense, 0.002, self.detach_init, "triton"
+    @property
+    def settings(self) -> Settings:
+        return Settings(self.iterations, 0.002, self.detach_init, "auto", "triton")
 
 
 def recorded_step(step: Step) -> tuple[list[Launch], list[Launch]]:
@@ -124,15 +122,13 @@ def recorded_step(step: Step) -> tuple[list[Launch], list[Launch]]:
 
 def launch_dense(grid: tuple[int, int], detach_init: bool) -> None:
     """A forward and backward pass of the dense path: Laplacian, X_p F, and X_p itself."""
-    from ..ops import laplacian, newton_schulz
-
     N = grid[0] * grid[1]
     edges, lam = torch.zeros(2, 2, *grid), torch.ones(())
     L = laplacian.laplacian_op(edges, lam, "triton")
     laplacian.laplacian_backward_op(L, edges, lam, "triton")
     F = torch.zeros(2, N)
-    arguments = (2, 0.002, detach_init)
-    out, iterates = newton_schulz.newton_schulz_apply_op(L, F, *arguments, True, "triton")
-    newton_schulz.newton_schulz_apply_backward_op(out, L, F, iterates, *arguments, "triton")
-    X, iterates = newton_schulz.newton_schulz_op(L, *arguments, True, "triton")
-    newton_schulz.newton_schulz_backward_op(X, L, iterates, *arguments, "triton")
+    settings = (0.002, detach_init, "triton")
+    out, iterates = newton_schulz.newton_schulz_apply_op(L, F, 2, *settings)
+    newton_schulz.newton_schulz_apply_backward_op(out, L, F, iterates, *settings)
+    X, iterates = newton_schulz.newton_schulz_op(L, 2, *settings)
+    newton_schulz.newton_schulz_backward_op(X, L, iterates, *settings)

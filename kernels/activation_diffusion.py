@@ -1,10 +1,10 @@
-"""The stack of diffusion blocks on scalar fields, one program an image; see `scm_fast.ops.calibration`.
+"""The stack of diffusion blocks on scalar fields, one program per image; see `scm_fast.ops.activation_diffusion`.
 
     M = sqrt(alpha) L:   (M x)_i = diagonal_i x_i + right_i x_{i+1} + left_i x_{i-1} + down_i x_{i+W} + up_i x_{i-W}
     X_p F = sum_{j < K} r_j,   r_0 = sqrt(alpha) M F,   r_j = r_{j-1} - M M r_{j-1},   K = 2^p
     f = minmax(tanhshrink(X_p F / (beta max F))),   F <- F + f,   gain <- gain (1 + f)
 
-A field lives in the registers of the program, one lane a token; a neighbour is a `tl.gather`. What a block does
+A field lives in the registers of the program, one lane per token; a neighbour is a `tl.gather`. What a block does
 not touch in its inner loop (F, gain, gradients of the edges) waits in global memory. What a program reads back
 there may have been written by another of its threads, so a barrier stands between.
 Names: i_ program index, o_ offsets, m_ mask, p_ pointer, b_ field in registers.
@@ -137,7 +137,7 @@ def _terms(packed_iterations, i_l):
 
 
 @triton.jit
-def calibration_forward_kernel(
+def activation_diffusion_forward_kernel(
     F,
     edges,  # [B, 2, H, W]
     lam,
@@ -214,7 +214,7 @@ def _add_edges(p_slots, edge, b_minus_dL, lam, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def calibration_backward_kernel(
+def activation_diffusion_backward_kernel(
     F,
     edges,  # [B, 2, H, W]
     lam,
@@ -308,7 +308,7 @@ def calibration_backward_kernel(
         b_share = share_gradient(m & (_read(p_slots, ENTERING, BLOCK) == peak), dthreshold * beta_l)
         _write(p_slots, DF, _read(p_slots, DF, BLOCK) + b_share, BLOCK)
 
-        # The recurrence walked back: see `scm_fast.ops.stencil.StencilDiffusion.backward`.
+        # The recurrence walked back: see `scm_fast.ops.diffusion_stencil.StencilDiffusion.backward`.
         b_dr = divide_or_zero(b_dz, threshold)
         dout = _keep(b_dr, p_slots + DOUT * BLOCK, RESIDENT, BLOCK)
         sums = (
@@ -386,7 +386,7 @@ def forward(
     options = _launch_options((H, W), edges.dtype)
     attention, gain = edges.new_empty(B, H, W), edges.new_empty(B, H, W)
     f = edges.new_empty(B, len(iterations), H, W)
-    calibration_forward_kernel[(B,)](
+    activation_diffusion_forward_kernel[(B,)](
         F,
         edges.contiguous(),
         lam.contiguous(),
@@ -427,7 +427,7 @@ def backward(
     dF, dedges = F.new_empty(B, H, W), edges.new_empty(edges.shape)
     dparameters = edges.new_empty(B, 2, len(iterations))
     slots = FILTERED.value + len(iterations) + 2 ** max(iterations) - 1
-    calibration_backward_kernel[(B,)](
+    activation_diffusion_backward_kernel[(B,)](
         F,
         edges.contiguous(),
         lam.contiguous(),

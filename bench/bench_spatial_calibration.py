@@ -1,6 +1,6 @@
-"""The whole calibration module against its literal reference.
+"""The whole module against its literal reference.
 
-    pytest bench/bench_calibration.py --benchmark-only
+    pytest bench/bench_spatial_calibration.py --benchmark-only
 
 Four blocks of p = 4 in float32, unless a case says otherwise. The speed-ups and the growth that the project
 promises are asserted here.
@@ -15,7 +15,7 @@ from measure import Task
 
 from scm_fast import SpatialCalibration
 from scm_fast.benchmarks.table import Case
-from scm_fast.ops.calibration import choose_method
+from scm_fast.ops.activation_diffusion import choose_solver
 
 FIRST = (128, 200, 14)
 SHAPES = shapes(
@@ -67,7 +67,7 @@ def reference_not_run(batch: int, tokens: int, device: torch.device) -> str:
 
 
 @pytest.mark.parametrize(("mode", "batch", "classes", "side"), SHAPES)
-def test_calibration(compare, device, full, mode, batch, classes, side):
+def test_spatial_calibration(compare, device, full, mode, batch, classes, side):
     not_run = reference_not_run(batch, side**2, device)
     if not_run:
         prove_on_one_image(classes, side, device)
@@ -76,7 +76,7 @@ def test_calibration(compare, device, full, mode, batch, classes, side):
     compiling = full or (mode, batch, classes, side) == ("both", *FIRST)
     found = across_backends(maker(S, F), device, compiling=compiling, reference_not_run=not_run)
     found = proven(found, dlogits, compared=2)  # those by lam and beta nearly cancel
-    case = Case("calibration", mode, batch, classes, side, side, "float32")
+    case = Case("spatial_calibration", mode, batch, classes, side, side, "float32")
     measured = compare(case, tasks(found, mode, dlogits))
     if mode == "both" and (batch, classes, side) in LEAST_SPEEDUP:
         ours, working = fastest_backend(device), measured.working_bytes
@@ -101,7 +101,7 @@ def test_growth_with_the_number_of_tokens(compare, device):
         dlogits = gradient_of_logits(S)
         proven({backend: implementation}, dlogits)
         both[f"{backend}, {side} x {side}"] = implementation.task("both", dlogits)
-    case = Case("calibration", "both", 8, 200, dtype="float32", variant="growth with the tokens")
+    case = Case("spatial_calibration", "both", 8, 200, dtype="float32", variant="growth with the tokens")
     large, small = both
     assert compare(case, both, base=large, memory=False).ratio(large, small) <= MOST_GROWTH
 
@@ -109,14 +109,14 @@ def test_growth_with_the_number_of_tokens(compare, device):
 @pytest.mark.full
 @pytest.mark.parametrize("iterations", [4, 8, 10, 16])
 def test_stencil_against_matrices(compare, device, iterations):
-    """What the cost model of `choose_method` is fitted to, at 14 x 14 tokens."""
+    """What the cost model of `choose_solver` is fitted to, at 14 x 14 tokens."""
     S, F = maps(16, 200, 14, device)
     dlogits = gradient_of_logits(S)
-    methods = ("stencil", "dense") if iterations <= 10 else ("dense",)
+    solvers = ("stencil", "dense") if iterations <= 10 else ("dense",)
     found = {"reference": maker(S, F, num_blocks=1, iterations=iterations)("reference")}
-    for method in methods:
-        found[f"torch, {method}"] = maker(S, F, num_blocks=1, iterations=iterations, method=method)("torch")
+    for solver in solvers:
+        found[f"torch, {solver}"] = maker(S, F, num_blocks=1, iterations=iterations, solver=solver)("torch")
     found = proven(found, dlogits, compared=1)
-    variant = f"1 block of p = {iterations}, auto takes {choose_method(iterations, 196)}"
-    case = Case("calibration", "both", 16, 200, 14, 14, "float32", variant)
+    variant = f"1 block of p = {iterations}, auto takes {choose_solver(iterations, 196)}"
+    case = Case("spatial_calibration", "both", 16, 200, 14, 14, "float32", variant)
     compare(case, tasks(found, "both", dlogits))

@@ -32,7 +32,9 @@ class Change:
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
+class Regressions:
+    """What moved beyond its spread from the first table to the second."""
+
     worse: list[Change]
     better: list[Change]
     compared: int
@@ -40,7 +42,9 @@ class Comparison:
     only_after: list[Row]
 
 
-def compare_tables(before: Sequence[Row], after: Sequence[Row], tolerance: float = TOLERANCE) -> Comparison:
+def find_regressions(
+    before: Sequence[Row], after: Sequence[Row], tolerance: float = TOLERANCE
+) -> Regressions:
     """Every figure that both tables have. An InputError without any, or if they are of different devices."""
     first, second = ({row.key: row for row in rows if not row.not_run} for rows in (before, after))
     common = [key for key in first if key in second]
@@ -57,7 +61,7 @@ def compare_tables(before: Sequence[Row], after: Sequence[Row], tolerance: float
         allowed = tolerance if found.before.metric in TIMES else MEMORY_TOLERANCE
         return found.beyond_spread and factor > 1 + allowed
 
-    return Comparison(
+    return Regressions(
         worse=sorted((c for c in changes if moved_by(c, c.factor)), key=lambda c: -c.factor),
         better=sorted((c for c in changes if moved_by(c, _inverse(c.factor))), key=lambda c: c.factor),
         compared=len(changes),
@@ -90,7 +94,7 @@ def _taken(row: Row, other: Row) -> tuple[float, float, float]:
     return row.range
 
 
-def format_comparison(found: Comparison) -> str:
+def format_regressions(found: Regressions) -> str:
     """The report that `scm-fast bench --compare` prints."""
     lines = []
     for title, changes in (("worse", found.worse), ("better", found.better)):

@@ -8,11 +8,11 @@ import torch
 
 pytest.importorskip("triton")
 
+from kernel_launches import Launch, Step, launch_dense, recorded_launches, recorded_step
+from kernel_traffic import NOTHING, operations, stencils, traffic
 from triton.runtime import interpreter
 
 from scm_fast.backends import interpreting
-from scm_fast.kernels.launches import Launch, Step, launch_dense, recorded_launches, recorded_step
-from scm_fast.kernels.traffic import NOTHING, operations, stencils, traffic
 
 pytestmark = pytest.mark.skipif(not interpreting(), reason="only the interpreter shows its addresses")
 
