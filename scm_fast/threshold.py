@@ -8,8 +8,8 @@ another, so the three travel together: in a model's `config.json`, in `metrics.j
 |-------------|------------------------------------------|------------------------------------|
 | `global`    | value                                    | in [0, 1), the same for all images |
 | `deviation` | mean + value * standard deviation        | any number                         |
-| `between`   | mean + value * (Otsu's threshold - mean) | any number; 0 the mean, 1 Otsu's   |
 | `geometric` | value * sqrt(mean * Otsu's threshold)    | any number; 1 their geometric mean |
+| `between`   | mean + value * (Otsu's threshold - mean) | any number; 0 the mean, 1 Otsu's   |
 
 It is written `between:0.2`; a number alone is a global threshold.
 
@@ -81,8 +81,8 @@ def to_uint8(scores: NDArray) -> NDArray[np.uint8]:
 RULES: dict[str, Callable[[MapStatistics, Numbers], Numbers]] = {
     "global": lambda maps, value: value + 0 * maps.mean,
     "deviation": lambda maps, value: maps.mean + value * maps.std,
-    "between": lambda maps, value: maps.mean + value * (maps.otsu - maps.mean),
     "geometric": lambda maps, value: value * np.sqrt(maps.mean * maps.otsu),
+    "between": lambda maps, value: maps.mean + value * (maps.otsu - maps.mean),
 }
 BEST = "best"  # in place of a rule: the one that serves best
 
