@@ -69,7 +69,7 @@ def _source(launch: Launch) -> ASTSource:
             signature[parameter.name], aligned = _TYPE_NAMES[value.dtype], True
         else:
             signature[parameter.name] = "i32" if -(2**31) <= value < 2**31 else "i64"
-            aligned = value % 16 == 0
+            aligned = value % 16 == 0 and not parameter.do_not_specialize_on_alignment
         if aligned:
             attributes[(index,)] = [["tt.divisibility", 16]]
     return ASTSource(launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
