@@ -16,6 +16,13 @@ def on_device_of(tensor: Tensor) -> contextlib.AbstractContextManager:
     return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
 
 
+def warp_size(tensor: Tensor) -> int:
+    """Lanes of a warp on the tensor's device."""
+    if tensor.is_cuda and torch.version.hip:
+        return torch.cuda.get_device_properties(tensor.device).warp_size
+    return 32
+
+
 class Layout(NamedTuple):
     """How the tokens or the channels of a map lie: number i at (i // width) * stride + (i % width) * inner.
 
