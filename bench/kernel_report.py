@@ -5,8 +5,8 @@ The launchers are called with recorders in place of the kernels, so that exactly
 
   traffic     launches of a training step, and the bytes and operations of each, counted (see `kernel_traffic`)
   counts      what the compiled kernels do in a training step, counted in an emulator (see `kernel_counts`)
-  resources   every kernel compiled ahead of time for every target: registers per thread, bytes of spilled
-              registers, shared memory; this takes some minutes
+  resources   every kernel compiled ahead of time for every target: registers per thread, spilled
+              registers (bytes; on AMD their number), shared memory; this takes some minutes
 
 Nothing runs on a GPU, nothing is timed. With `--out docs/kernels.md` the tables replace the ones in that file.
 The interpreter replaces the compiler, so counts and resources need a process without TRITON_INTERPRET=1.
@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import triton
@@ -34,13 +35,21 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from scm_fast.files import replace_section
+from scm_fast.kernels import activation_diffusion
 
 # Target and the shared memory that one program may have there, in bytes.
 TARGETS = {
+    "sm_75": (GPUTarget("cuda", 75, 32), 64 * 1024),
     "sm_80": (GPUTarget("cuda", 80, 32), 163 * 1024),
+    "sm_86": (GPUTarget("cuda", 86, 32), 99 * 1024),
+    "sm_89": (GPUTarget("cuda", 89, 32), 99 * 1024),
     "sm_90": (GPUTarget("cuda", 90, 32), 227 * 1024),
     "sm_100": (GPUTarget("cuda", 100, 32), 227 * 1024),
+    "sm_120": (GPUTarget("cuda", 120, 32), 99 * 1024),
+    "gfx90a": (GPUTarget("hip", "gfx90a", 64), 64 * 1024),
     "gfx942": (GPUTarget("hip", "gfx942", 64), 64 * 1024),
+    "gfx950": (GPUTarget("hip", "gfx950", 64), 160 * 1024),
+    "gfx1100": (GPUTarget("hip", "gfx1100", 32), 64 * 1024),
 }
 _TYPE_NAMES = {
     torch.float32: "*fp32",
@@ -71,7 +80,7 @@ def _source(launch: Launch) -> ASTSource:
             signature[parameter.name], aligned = _TYPE_NAMES[value.dtype], True
         else:
             signature[parameter.name] = "i32" if -(2**31) <= value < 2**31 else "i64"
-            aligned = value % 16 == 0
+            aligned = value % 16 == 0 and not parameter.do_not_specialize_on_alignment
         if aligned:
             attributes[(index,)] = [["tt.divisibility", 16]]
     return ASTSource(launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
@@ -106,14 +115,14 @@ def compile_launch(launch: Launch, target: GPUTarget) -> Resources:
     """Compile for `target` and read the resources back."""
     triton.knobs.nvidia.dump_ptxas_log = True
     triton.knobs.compilation.always_compile = True  # the assembler's log is there only on a cache miss
-    options = {**launch.options, "num_warps": min(launch.options["num_warps"], 1024 // target.warp_size)}
     with _captured_stdout() as text:
-        kernel = triton.compile(_source(launch), target=target, options=options)
+        kernel = triton.compile(_source(launch), target=target, options=launch.options)
     if target.backend == "cuda":
         registers, spilled = r"Used (\d+) registers", r"(\d+) bytes spill stores"
         log = text[0]
     else:
-        registers, spilled = r"\.vgpr_count:\s*(\d+)", r"\.vgpr_spill_count:\s*(\d+)"
+        # Of vector and scalar registers, the larger number of spilled ones.
+        registers, spilled = r"\.vgpr_count:\s*(\d+)", r"\.[vs]gpr_spill_count:\s*(\d+)"
         log = kernel.asm["amdgcn"]
     return Resources(_number(registers, log), _number(spilled, log), kernel.metadata.shared)
 
@@ -156,15 +165,26 @@ def report(targets: list[str], cases: list[str]) -> Iterator[tuple[str, str, Lau
     """(case, kernel, launch, target, resources) of every distinct kernel of every case."""
     seen: set[str] = set()
     for case in cases:
-        with recorded_launches() as launches:
-            CASES[case]()
-        for launch in launches:
+        launches = {size: _launches_on_warps_of(size, case) for size in (32, 64)}
+        for index, launch in enumerate(launches[32]):
             identity = f"{_source(launch).hash()}{launch.options}"
             if identity in seen:
                 continue
             seen.add(identity)
-            for target in targets:
-                yield case, launch.name, launch, target, compile_launch(launch, TARGETS[target][0])
+            for name in targets:
+                target = TARGETS[name][0]
+                resources = compile_launch(launches[target.warp_size][index], target)
+                yield case, launch.name, launch, name, resources
+
+
+def _launches_on_warps_of(size: int, case: str) -> list[Launch]:
+    """What would be launched on a device whose warps have so many lanes."""
+    with (
+        mock.patch.object(activation_diffusion, "warp_size", return_value=size),
+        recorded_launches() as launches,
+    ):
+        CASES[case]()
+    return launches
 
 
 def traffic_table() -> str:

@@ -76,15 +76,16 @@ def _five_diagonals(arguments: Arguments) -> int:
 
 
 def _forward_scratch(arguments: Arguments) -> int:
-    """The slots in use: those of the matrix, the first 5, only where it is not resident in registers."""
-    slots = FORWARD_SLOTS - (5 if arguments["RESIDENT"] else 0)
+    """The slots in use: those of the matrix and of exchange, the first 7, only where registers do not hold them."""
+    slots = FORWARD_SLOTS - (7 if arguments["RESIDENT"] else 0)
     return _images(arguments) * slots * arguments["BLOCK"]
 
 
 def _backward_scratch(arguments: Arguments) -> int:
     """As in the forward pass; resident are also dout and the three sums of entries."""
-    slots = FILTERED.value + arguments["NUM_BLOCKS"] + max(_terms(arguments)) - 1
-    return _images(arguments) * (slots - (9 if arguments["RESIDENT"] else 0)) * arguments["BLOCK"]
+    kept = 1 if arguments["DETACH_INIT"] else 2
+    slots = FILTERED.value + arguments["NUM_BLOCKS"] + kept * (max(_terms(arguments)) - 1)
+    return _images(arguments) * (slots - (11 if arguments["RESIDENT"] else 0)) * arguments["BLOCK"]
 
 
 ACCESS = {
@@ -152,13 +153,13 @@ def stencils(launch: Launch) -> int:
     if launch.name == "activation_diffusion_forward":
         return sum(2 * K - 1 for K in _terms(launch.arguments))
     if launch.name == "activation_diffusion_backward":
-        # Of the walk back, M r_{j-1} does not wait for M dr_j.
         return sum(2 * K - 1 + 2 * (K - 1) + 1 for K in _terms(launch.arguments))
     return 0
 
 
 def _edge_similarity_forward(a: Arguments) -> int:
-    return a["C"] * (2 * a["H"] * a["W"] + 4 * _edges(a))
+    tokens, edges = a["H"] * a["W"], _edges(a)
+    return a["C"] * (2 * tokens + 4 * edges) + a["BLOCK_C"] * (tokens + 2 * edges)
 
 
 def _edge_similarity_backward(a: Arguments) -> int:
@@ -177,9 +178,7 @@ def _activation_diffusion_backward(a: Arguments) -> int:
     products = 1 if a["DETACH_INIT"] else 2
     again = _activation_diffusion_forward(a)
     back = sum(
-        (K - 1) * ((1 + products) * _apply(a) + products * entries + 2 * tokens)
-        + _apply(a)
-        + (products - 1) * entries
+        (K - 1) * (2 * _apply(a) + products * entries + 2 * tokens) + _apply(a) + (products - 1) * entries
         for K in _terms(a)
     )
     return again + back + a["NUM_BLOCKS"] * _filter(a)
@@ -201,7 +200,7 @@ def _product(a: Arguments) -> int:
 OPERATIONS: dict[str, Callable[[Arguments], int]] = {
     "edge_similarity_forward": _edge_similarity_forward,
     "edge_similarity_backward": _edge_similarity_backward,
-    "matrix_vector": lambda a: 2 * a["rows"] * a["columns"],
+    "matrix_vector": lambda a: a["rows"] * (2 * a["columns"] + a["BLOCK_K"]),
     "activation_diffusion_forward": _activation_diffusion_forward,
     "activation_diffusion_backward": _activation_diffusion_backward,
     "laplacian_forward": lambda a: 3 * _edges(a),

@@ -4,15 +4,16 @@
     X_p F = sum_{j < K} r_j,   r_0 = sqrt(alpha) M F,   r_j = r_{j-1} - M M r_{j-1},   K = 2^p
     f = minmax(tanhshrink(X_p F / (beta max F))),   F <- F + f,   gain <- gain (1 + f)
 
-A field lives in the registers of the program, one lane per token; a neighbour is a `tl.gather`. What a block does
-not touch in its inner loop (F, gain, gradients of the edges) waits in global memory. What a program reads back
-there may have been written by another of its threads, so a barrier stands between.
+A field lives in the registers of the program, one lane per token. The critical path is a chain of products M x, and
+its time that of barriers: all four neighbours come from one gather, and several values are reduced together. What
+a block does not touch in its inner loop (F, gain, gradients of the edges) waits in global memory. What a program
+reads back there may have been written by another of its threads, so a barrier stands between.
 Names: i_ program index, o_ offsets, m_ mask, p_ pointer, b_ field in registers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 import triton
@@ -20,33 +21,41 @@ import triton.language as tl
 from torch import Tensor
 
 from .fields import (
-    above,
-    below,
     divide_or_zero,
     extent,
-    left_of,
     load_field,
     load_strided_field,
     min_max,
     min_max_backward,
-    right_of,
-    share_gradient,
+    neighbours,
     store_field,
+    sum_two,
     tanhshrink,
     tanhshrink_slope,
 )
+from .launching import on_device_of, warp_size
 
 # What a program keeps of its image in scratch memory, a slot of BLOCK lanes each. One base address serves all of
-# them, so that addresses take no registers of their own. MATRIX, DOUT and SUMS are used unless RESIDENT.
-MATRIX, ENTERING, HAS_RIGHT, EDGES, GAIN = (tl.constexpr(slot) for slot in (0, 5, 6, 7, 9))
-FORWARD_SLOTS = 10
-NORMALISED, DEDGES, DF, RAW, DOUT, SUMS = (tl.constexpr(slot) for slot in (10, 11, 13, 14, 15, 16))
-FILTERED = tl.constexpr(19)  # f_0 ... f_{L-1}, and after them r_0 ... r_{K-2}
+# them, so that addresses take no registers of their own. MATRIX, EXCHANGE, DOUT and SUMS are used unless RESIDENT.
+MATRIX, EXCHANGE, ENTERING, HAS_RIGHT, EDGES, GAIN = (tl.constexpr(slot) for slot in (0, 5, 7, 8, 9, 11))
+FORWARD_SLOTS = 12
+NORMALISED, DEDGES, DF, RAW, DOUT, SUMS = (tl.constexpr(slot) for slot in (12, 13, 15, 16, 17, 18))
+FILTERED = tl.constexpr(21)  # f_0 ... f_{L-1}, and after them r_0, M r_0 ... r_{K-2}, M r_{K-2}
+
+# Scratch memory of a launch; larger batches go in several. p = 10 on 64 x 64 tokens takes 34 MB per image.
+MAX_SCRATCH_BYTES = 256 << 20
 
 
 @triton.jit
 def _read(p_slots, slot, BLOCK: tl.constexpr):
     return tl.load(p_slots + slot * BLOCK + tl.arange(0, BLOCK))
+
+
+@triton.jit
+def _read_near(p_slots, slot, shift, N, BLOCK: tl.constexpr):
+    """The token so many places on, or back where `shift` is negative; 0 beyond the grid."""
+    o = tl.arange(0, BLOCK) + shift
+    return tl.load(p_slots + slot * BLOCK + o, mask=(o >= 0) & (o < N), other=0.0)
 
 
 @triton.jit
@@ -74,16 +83,44 @@ def _get(kept, RESIDENT: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _apply(b_x, M, W, RESIDENT: tl.constexpr, BLOCK: tl.constexpr):
-    """M x; M = (diagonal, right, left, down, up), each kept by `_keep`."""
-    if not RESIDENT:
-        tl.debug_barrier()  # or one load of M would serve several products, and stay in registers between
+def _neighbours(b_x, p_slots, exchange: tl.constexpr, W, RESIDENT: tl.constexpr, BLOCK: tl.constexpr):
+    """What `_near` takes x of neighbours from: registers, or one of the two slots of exchange, which take turns.
+
+    Who writes a slot again has passed the barrier of the other one, and so have all who read it.
+    """
+    if RESIDENT:
+        return neighbours(b_x, W, BLOCK)
+    else:
+        _write(p_slots, EXCHANGE + exchange, b_x, BLOCK)
+        tl.debug_barrier()
+        return p_slots + (EXCHANGE + exchange) * BLOCK
+
+
+@triton.jit
+def _near(near, direction: tl.constexpr, N, W, RESIDENT: tl.constexpr, BLOCK: tl.constexpr):
+    """x of the right, left, lower or upper neighbour, direction 0 to 3."""
+    if RESIDENT:
+        return near[direction]
+    else:
+        distance = 1 if direction < 2 else W
+        return _read_near(near, 0, distance if direction % 2 == 0 else -distance, N, BLOCK)
+
+
+@triton.jit
+def _product(b_x, near, M, N, W, RESIDENT: tl.constexpr, BLOCK: tl.constexpr):
+    """M x, given x and its `_neighbours`; M = (diagonal, right, left, down, up), each kept by `_keep`."""
     b_y = _get(M[0], RESIDENT, BLOCK) * b_x
-    b_y += _get(M[1], RESIDENT, BLOCK) * right_of(b_x, BLOCK)
-    b_y += _get(M[2], RESIDENT, BLOCK) * left_of(b_x, BLOCK)
-    b_y += _get(M[3], RESIDENT, BLOCK) * below(b_x, W, BLOCK)
-    b_y += _get(M[4], RESIDENT, BLOCK) * above(b_x, W, BLOCK)
+    b_y += _get(M[1], RESIDENT, BLOCK) * _near(near, 0, N, W, RESIDENT, BLOCK)
+    b_y += _get(M[2], RESIDENT, BLOCK) * _near(near, 1, N, W, RESIDENT, BLOCK)
+    b_y += _get(M[3], RESIDENT, BLOCK) * _near(near, 2, N, W, RESIDENT, BLOCK)
+    b_y += _get(M[4], RESIDENT, BLOCK) * _near(near, 3, N, W, RESIDENT, BLOCK)
     return b_y
+
+
+@triton.jit
+def _apply(b_x, p_slots, exchange: tl.constexpr, M, N, W, RESIDENT: tl.constexpr, BLOCK: tl.constexpr):
+    near = _neighbours(b_x, p_slots, exchange, W, RESIDENT, BLOCK)
+    return _product(b_x, near, M, N, W, RESIDENT, BLOCK)
 
 
 @triton.jit
@@ -94,11 +131,11 @@ def _has_right(H, W, DTYPE: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _degree(b_has_right, N, W, BLOCK: tl.constexpr):
+def _degree(p_slots, N, W, BLOCK: tl.constexpr):
     """How many neighbours each token has."""
     o = tl.arange(0, BLOCK)
-    b_has_left = tl.where(o > 0, left_of(b_has_right, BLOCK), 0.0)
-    return b_has_right + b_has_left + tl.where(o < N - W, 1.0, 0.0) + tl.where((o < N) & (o >= W), 1.0, 0.0)
+    b_beside = _read(p_slots, HAS_RIGHT, BLOCK) + _read_near(p_slots, HAS_RIGHT, -1, N, BLOCK)
+    return b_beside + tl.where(o < N - W, 1.0, 0.0) + tl.where((o < N) & (o >= W), 1.0, 0.0)
 
 
 @triton.jit
@@ -114,18 +151,17 @@ def _write_grid(p_slots, p_edges, H, W, DTYPE: tl.constexpr, BLOCK: tl.constexpr
 def _matrix(p_slots, lam, scale: tl.constexpr, N, W, RESIDENT: tl.constexpr, BLOCK: tl.constexpr):
     """M = scale * L of one image, kept."""
     o = tl.arange(0, BLOCK)
-    b_has_right = _read(p_slots, HAS_RIGHT, BLOCK)
-    b_right = b_has_right * (scale * (1 - lam * _read(p_slots, EDGES, BLOCK)))
-    b_down = tl.where(o < N - W, scale * (1 - lam * _read(p_slots, EDGES + 1, BLOCK)), 0.0)
-    b_left = tl.where(o > 0, left_of(b_right, BLOCK), 0.0)
-    b_up = tl.where(o >= W, above(b_down, W, BLOCK), 0.0)
+    b_right = scale * (1 - lam * _read(p_slots, EDGES, BLOCK))
+    b_left = scale * (1 - lam * _read_near(p_slots, EDGES, -1, N, BLOCK))
+    b_down = scale * (1 - lam * _read(p_slots, EDGES + 1, BLOCK))
+    b_up = scale * (1 - lam * _read_near(p_slots, EDGES + 1, -W, N, BLOCK))
     p_matrix = p_slots + MATRIX * BLOCK
     return (
-        _keep(_degree(b_has_right, N, W, BLOCK) * (scale * (lam - 1)), p_matrix, RESIDENT, BLOCK),
-        _keep(b_right, p_matrix + BLOCK, RESIDENT, BLOCK),
-        _keep(b_left, p_matrix + 2 * BLOCK, RESIDENT, BLOCK),
-        _keep(b_down, p_matrix + 3 * BLOCK, RESIDENT, BLOCK),
-        _keep(b_up, p_matrix + 4 * BLOCK, RESIDENT, BLOCK),
+        _keep(_degree(p_slots, N, W, BLOCK) * (scale * (lam - 1)), p_matrix, RESIDENT, BLOCK),
+        _keep(_read(p_slots, HAS_RIGHT, BLOCK) * b_right, p_matrix + BLOCK, RESIDENT, BLOCK),
+        _keep(_read_near(p_slots, HAS_RIGHT, -1, N, BLOCK) * b_left, p_matrix + 2 * BLOCK, RESIDENT, BLOCK),
+        _keep(tl.where(o < N - W, b_down, 0.0), p_matrix + 3 * BLOCK, RESIDENT, BLOCK),
+        _keep(tl.where((o < N) & (o >= W), b_up, 0.0), p_matrix + 4 * BLOCK, RESIDENT, BLOCK),
     )
 
 
@@ -173,11 +209,11 @@ def activation_diffusion_forward_kernel(
     for i_l in tl.range(NUM_BLOCKS, disable_licm=True):
         lam_l, beta_l = tl.load(lam + i_l).to(DTYPE), tl.load(beta + i_l).to(DTYPE)
         M = _matrix(p_slots, lam_l, ROOT_ALPHA, N, W, RESIDENT, BLOCK)
-        b_r = ROOT_ALPHA * _apply(_read(p_slots, ENTERING, BLOCK), M, W, RESIDENT, BLOCK)
+        b_r = ROOT_ALPHA * _apply(_read(p_slots, ENTERING, BLOCK), p_slots, 1, M, N, W, RESIDENT, BLOCK)
         b_sum = b_r
         for _ in tl.range(1, _terms(packed_iterations, i_l), disable_licm=True):
-            b_y = _apply(b_r, M, W, RESIDENT, BLOCK)
-            b_r -= _apply(b_y, M, W, RESIDENT, BLOCK)
+            b_y = _apply(b_r, p_slots, 0, M, N, W, RESIDENT, BLOCK)
+            b_r -= _apply(b_y, p_slots, 1, M, N, W, RESIDENT, BLOCK)
             b_sum += b_r
         b_F = _read(p_slots, ENTERING, BLOCK)
         _, peak = extent(b_F, m)
@@ -197,20 +233,42 @@ def _accumulate(kept, b_x, RESIDENT: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _add_entries(sums, b_dy, b_x, W, RESIDENT: tl.constexpr, BLOCK: tl.constexpr):
-    """The gradient of M's (diagonal, right, down) entries from y = M x: dy_i x_i and dy_i x_j + dy_j x_i."""
+def _fetch(p_slots, slot, N, W, RESIDENT: tl.constexpr, BLOCK: tl.constexpr):
+    """What `_add_entries` needs of a field in a slot, itself and its right and lower neighbour.
+
+    Asked for early, so that the memory answers while a product is computed; late where registers are scarce.
+    """
+    if RESIDENT:
+        return (
+            _read(p_slots, slot, BLOCK),
+            _read_near(p_slots, slot, 1, N, BLOCK),
+            _read_near(p_slots, slot, W, N, BLOCK),
+        )
+    else:
+        return p_slots + slot * BLOCK
+
+
+@triton.jit
+def _add_entries(sums, b_dy, near, fetched, N, W, RESIDENT: tl.constexpr, BLOCK: tl.constexpr):
+    """Adds the gradient of M's (diagonal, right, down) entries from y = M x: dy_i x_i and dy_i x_j + dy_j x_i.
+
+    `near` has the neighbours of dy, and x is what `_fetch` fetched.
+    """
+    x = fetched if RESIDENT else _fetch(fetched, 0, N, W, True, BLOCK)
+    b_right = b_dy * x[1] + _near(near, 0, N, W, RESIDENT, BLOCK) * x[0]
+    b_down = b_dy * x[2] + _near(near, 2, N, W, RESIDENT, BLOCK) * x[0]
     return (
-        _accumulate(sums[0], b_dy * b_x, RESIDENT, BLOCK),
-        _accumulate(sums[1], b_dy * right_of(b_x, BLOCK) + right_of(b_dy, BLOCK) * b_x, RESIDENT, BLOCK),
-        _accumulate(sums[2], b_dy * below(b_x, W, BLOCK) + below(b_dy, W, BLOCK) * b_x, RESIDENT, BLOCK),
+        _accumulate(sums[0], b_dy * x[0], RESIDENT, BLOCK),
+        _accumulate(sums[1], b_right, RESIDENT, BLOCK),
+        _accumulate(sums[2], b_down, RESIDENT, BLOCK),
     )
 
 
 @triton.jit
-def _add_edges(p_slots, edge, b_minus_dL, lam, BLOCK: tl.constexpr):
-    """From -dL on the edges, L_ij = 1 - lam E_ij: adds to dE_ij and returns what lam receives."""
+def _add_to_edges(p_slots, edge, b_minus_dL, lam, BLOCK: tl.constexpr):
+    """From -dL on the edges, L_ij = 1 - lam E_ij: adds to dE_ij and returns what lam receives, edge by edge."""
     _write(p_slots, DEDGES + edge, _read(p_slots, DEDGES + edge, BLOCK) + lam * b_minus_dL, BLOCK)
-    return tl.sum(b_minus_dL * _read(p_slots, EDGES + edge, BLOCK), 0)
+    return b_minus_dL * _read(p_slots, EDGES + edge, BLOCK)
 
 
 @triton.jit
@@ -225,7 +283,7 @@ def activation_diffusion_backward_kernel(
     dF,  # [B, H, W]
     dedges,  # [B, 2, H, W]
     dparameters,  # [B, 2, L]: this image's share of dlam and dbeta
-    scratch,  # [B, slots, BLOCK], slots = FILTERED + L + K - 1
+    scratch,  # [B, slots, BLOCK], slots = FILTERED + L + KEPT (K - 1)
     packed_iterations,
     stride_b,
     stride_h,
@@ -249,6 +307,7 @@ def activation_diffusion_backward_kernel(
     b_zero = tl.zeros([BLOCK], DTYPE)
     p_slots = scratch + i_b * slots * BLOCK
     recurrence = FILTERED + NUM_BLOCKS
+    KEPT: tl.constexpr = 1 if DETACH_INIT else 2  # of every step: r_j, and M r_j unless nobody needs it
 
     b_raw = load_strided_field(F + i_b * stride_b, stride_h, stride_w, m, W, DTYPE, BLOCK)
     _write(p_slots, RAW, b_raw, BLOCK)
@@ -283,13 +342,15 @@ def activation_diffusion_backward_kernel(
         M = _matrix(p_slots, lam_l, ROOT_ALPHA, N, W, RESIDENT, BLOCK)
         tl.debug_barrier()
 
-        # The recurrence again: r_j stays in memory for the way back.
-        b_r = ROOT_ALPHA * _apply(_read(p_slots, ENTERING, BLOCK), M, W, RESIDENT, BLOCK)
+        # The recurrence again; its fields stay in memory for the way back.
+        b_r = ROOT_ALPHA * _apply(_read(p_slots, ENTERING, BLOCK), p_slots, 1, M, N, W, RESIDENT, BLOCK)
         b_sum = b_r
         for j in range(1, terms):
-            _write(p_slots, recurrence + j - 1, b_r, BLOCK)
-            b_y = _apply(b_r, M, W, RESIDENT, BLOCK)
-            b_r -= _apply(b_y, M, W, RESIDENT, BLOCK)
+            _write(p_slots, recurrence + KEPT * (j - 1), b_r, BLOCK)
+            b_y = _apply(b_r, p_slots, 0, M, N, W, RESIDENT, BLOCK)
+            if not DETACH_INIT:
+                _write(p_slots, recurrence + KEPT * (j - 1) + 1, b_y, BLOCK)
+            b_r -= _apply(b_y, p_slots, 1, M, N, W, RESIDENT, BLOCK)
             b_sum += b_r
         tl.debug_barrier()
 
@@ -302,10 +363,11 @@ def activation_diffusion_backward_kernel(
         b_f = _read(p_slots, FILTERED + i_l, BLOCK)
         b_df = _read(p_slots, DF, BLOCK) + _read(p_slots, GAIN, BLOCK) / (1 + b_f)
         b_dz = min_max_backward(b_df, b_t, b_f, m) * tanhshrink_slope(b_z, b_t)
-        dthreshold = -divide_or_zero(tl.sum(b_dz * b_z, 0), threshold)
+        b_peak = (m & (_read(p_slots, ENTERING, BLOCK) == peak)).to(DTYPE)
+        total, peaks = sum_two(b_dz * b_z, b_peak)
+        dthreshold = -divide_or_zero(total, threshold)
         tl.store(dparameters + (i_b * 2 + 1) * NUM_BLOCKS + i_l, dthreshold * peak)
-        tl.debug_barrier()
-        b_share = share_gradient(m & (_read(p_slots, ENTERING, BLOCK) == peak), dthreshold * beta_l)
+        b_share = b_peak * (dthreshold * beta_l / tl.maximum(peaks, 1.0))
         _write(p_slots, DF, _read(p_slots, DF, BLOCK) + b_share, BLOCK)
 
         # The recurrence walked back: see `scm_fast.ops.diffusion_stencil.StencilDiffusion.backward`.
@@ -317,31 +379,33 @@ def activation_diffusion_backward_kernel(
             _keep(b_zero, p_slots + (SUMS + 2) * BLOCK, RESIDENT, BLOCK),
         )
         for step_back in tl.range(1, terms, disable_licm=True):
-            tl.debug_barrier()
-            b_r = _read(p_slots, recurrence + terms - 1 - step_back, BLOCK)
+            kept = recurrence + KEPT * (terms - 1 - step_back)
+            r = _fetch(p_slots, kept, N, W, RESIDENT, BLOCK)
+            Mr = _fetch(p_slots, kept + KEPT - 1, N, W, RESIDENT, BLOCK)
+            near = _neighbours(b_dr, p_slots, 0, W, RESIDENT, BLOCK)
             if not DETACH_INIT:
-                b_y = _apply(b_r, M, W, RESIDENT, BLOCK)
-                sums = _add_entries(sums, b_dr, b_y, W, RESIDENT, BLOCK)
-            b_Mdr = _apply(b_dr, M, W, RESIDENT, BLOCK)
-            sums = _add_entries(sums, b_Mdr, b_r, W, RESIDENT, BLOCK)
-            b_dr += _get(dout, RESIDENT, BLOCK) - _apply(b_Mdr, M, W, RESIDENT, BLOCK)
+                sums = _add_entries(sums, b_dr, near, Mr, N, W, RESIDENT, BLOCK)
+            b_Mdr = _product(b_dr, near, M, N, W, RESIDENT, BLOCK)
+            near = _neighbours(b_Mdr, p_slots, 1, W, RESIDENT, BLOCK)
+            sums = _add_entries(sums, b_Mdr, near, r, N, W, RESIDENT, BLOCK)
+            b_dr += _get(dout, RESIDENT, BLOCK) - _product(b_Mdr, near, M, N, W, RESIDENT, BLOCK)
         tl.debug_barrier()
+        b_dr *= -ROOT_ALPHA  # r_0 = sqrt(alpha) M F is a step from zero with y = -sqrt(alpha) F
+        near = _neighbours(b_dr, p_slots, 0, W, RESIDENT, BLOCK)
         if not DETACH_INIT:
-            b_F = _read(p_slots, ENTERING, BLOCK)
-            sums = _add_entries(sums, b_dr, -ROOT_ALPHA * b_F, W, RESIDENT, BLOCK)
-        b_dF = _read(p_slots, DF, BLOCK) + ROOT_ALPHA * _apply(b_dr, M, W, RESIDENT, BLOCK)
+            F_near = _fetch(p_slots, ENTERING, N, W, RESIDENT, BLOCK)
+            sums = _add_entries(sums, b_dr, near, F_near, N, W, RESIDENT, BLOCK)
+        b_dF = _read(p_slots, DF, BLOCK) - _product(b_dr, near, M, N, W, RESIDENT, BLOCK)
         _write(p_slots, DF, b_dF, BLOCK)
         tl.debug_barrier()
 
         # The sums are -dM, and M = scale L with L_ii = degree_i (lam - 1).
-        b_has_right = _read(p_slots, HAS_RIGHT, BLOCK)
-        b_degree = _degree(b_has_right, N, W, BLOCK)
-        dlam = -ROOT_ALPHA * tl.sum(b_degree * _get(sums[0], RESIDENT, BLOCK), 0)
-        b_right = b_has_right * (ROOT_ALPHA * _get(sums[1], RESIDENT, BLOCK))
-        dlam += _add_edges(p_slots, 0, b_right, lam_l, BLOCK)
+        b_right = _read(p_slots, HAS_RIGHT, BLOCK) * (ROOT_ALPHA * _get(sums[1], RESIDENT, BLOCK))
         b_down = tl.where(o < N - W, ROOT_ALPHA * _get(sums[2], RESIDENT, BLOCK), 0.0)
-        dlam += _add_edges(p_slots, 1, b_down, lam_l, BLOCK)
-        tl.store(dparameters + i_b * 2 * NUM_BLOCKS + i_l, dlam)
+        b_dlam = -ROOT_ALPHA * _degree(p_slots, N, W, BLOCK) * _get(sums[0], RESIDENT, BLOCK)
+        b_dlam += _add_to_edges(p_slots, 0, b_right, lam_l, BLOCK)
+        b_dlam += _add_to_edges(p_slots, 1, b_down, lam_l, BLOCK)
+        tl.store(dparameters + i_b * 2 * NUM_BLOCKS + i_l, tl.sum(b_dlam, 0))
 
     tl.debug_barrier()
     store_field(dedges + i_b * 2 * N, _read(p_slots, DEDGES, BLOCK), N, BLOCK)
@@ -353,23 +417,36 @@ def activation_diffusion_backward_kernel(
     store_field(dF + i_b * N, b_dF, N, BLOCK)
 
 
-def _launch_options(grid: Sequence[int], dtype: torch.dtype) -> dict:
-    """Lanes and warps for a grid; large grids keep in memory what small ones hold in registers."""
-    max_warps = 16 if torch.version.hip else 32  # 1,024 threads
-    lanes = 32 if dtype == torch.float64 else 64  # a warp, on small grids
-    block = max(16, triton.next_power_of_2(grid[0] * grid[1]))
+def _launch_options(edges: Tensor) -> dict:
+    """Lanes and warps for the grid of edges (B, 2, H, W); large grids keep in memory what fits no registers.
+
+    One token per lane is the shortest path up to 8 warps, which wait for each other at barriers. Then a lane takes
+    several tokens, and beyond 1,024 tokens as few as can be: registers would not hold them.
+    """
+    double = edges.dtype == torch.float64
+    block = max(16, triton.next_power_of_2(edges[0, 0].numel()))
+    lanes = 256 if block <= 1024 else 1024
     return {
-        "DTYPE": tl.float64 if dtype == torch.float64 else tl.float32,
-        "LEVELS": 9 if dtype == torch.float64 else 5,
+        "DTYPE": tl.float64 if double else tl.float32,
+        "LEVELS": 9 if double else 5,
         "RESIDENT": block <= 1024,
         "BLOCK": block,
-        "num_warps": max(1, block // lanes) if block <= 512 else min(max(block // 128, 8), max_warps),
+        "num_warps": max(1, min(block, lanes) // warp_size(edges)),
     }
 
 
 def _pack(iterations: Sequence[int]) -> int:
     """The iteration count of every block, 4 bits each, in one 64-bit integer."""
     return sum(count << (4 * block) for block, count in enumerate(iterations))
+
+
+def _scratch_pieces(edges: Tensor, slots: int, block: int) -> Iterator[tuple[slice, Tensor]]:
+    """Slices of the batch, and scratch memory for each: one launch unless that would exceed MAX_SCRATCH_BYTES."""
+    B = edges.shape[0]
+    step = min(B, max(1, MAX_SCRATCH_BYTES // (slots * block * edges.element_size())))
+    scratch = edges.new_empty(step, slots, block)
+    for start in range(0, B, step):
+        yield slice(start, start + step), scratch
 
 
 def forward(
@@ -383,28 +460,31 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """attention and gain (B, H, W) and f (B, L, H, W). F is raw, or with `normalise` off as a block left it."""
     B, H, W = F.shape
-    options = _launch_options((H, W), edges.dtype)
+    options = _launch_options(edges)
+    edges, lam, beta = edges.contiguous(), lam.contiguous(), beta.contiguous()
     attention, gain = edges.new_empty(B, H, W), edges.new_empty(B, H, W)
     f = edges.new_empty(B, len(iterations), H, W)
-    activation_diffusion_forward_kernel[(B,)](
-        F,
-        edges.contiguous(),
-        lam.contiguous(),
-        beta.contiguous(),
-        attention,
-        gain,
-        f,
-        edges.new_empty(B, FORWARD_SLOTS, options["BLOCK"]),
-        _pack(iterations),
-        *F.stride(),
-        FORWARD_SLOTS,
-        H,
-        W,
-        len(iterations),
-        ROOT_ALPHA=alpha**0.5,
-        NORMALISE=normalise,
-        **options,
-    )
+    for images, scratch in _scratch_pieces(edges, FORWARD_SLOTS, options["BLOCK"]):
+        with on_device_of(edges):
+            activation_diffusion_forward_kernel[(len(F[images]),)](
+                F[images],
+                edges[images],
+                lam,
+                beta,
+                attention[images],
+                gain[images],
+                f[images],
+                scratch,
+                _pack(iterations),
+                *F.stride(),
+                FORWARD_SLOTS,
+                H,
+                W,
+                len(iterations),
+                ROOT_ALPHA=alpha**0.5,
+                NORMALISE=normalise,
+                **options,
+            )
     return attention, gain, f
 
 
@@ -423,31 +503,37 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dF (B, H, W), dedges (B, 2, H, W), and every image's share of dlam and dbeta, (B, 2, L)."""
     B, H, W = F.shape
-    options = _launch_options((H, W), edges.dtype)
+    options = _launch_options(edges)
+    edges, lam, beta = edges.contiguous(), lam.contiguous(), beta.contiguous()
+    dattention = None if dattention is None else dattention.contiguous()
+    dgain = None if dgain is None else dgain.contiguous()
     dF, dedges = F.new_empty(B, H, W), edges.new_empty(edges.shape)
     dparameters = edges.new_empty(B, 2, len(iterations))
-    slots = FILTERED.value + len(iterations) + 2 ** max(iterations) - 1
-    activation_diffusion_backward_kernel[(B,)](
-        F,
-        edges.contiguous(),
-        lam.contiguous(),
-        beta.contiguous(),
-        f,
-        None if dattention is None else dattention.contiguous(),
-        None if dgain is None else dgain.contiguous(),
-        dF,
-        dedges,
-        dparameters,
-        edges.new_empty(B, slots, options["BLOCK"]),
-        _pack(iterations),
-        *F.stride(),
-        slots,
-        H,
-        W,
-        len(iterations),
-        ROOT_ALPHA=alpha**0.5,
-        NORMALISE=normalise,
-        DETACH_INIT=detach_init,
-        **options,
-    )
+    kept = 1 if detach_init else 2
+    slots = FILTERED.value + len(iterations) + kept * (2 ** max(iterations) - 1)
+    for images, scratch in _scratch_pieces(edges, slots, options["BLOCK"]):
+        with on_device_of(edges):
+            activation_diffusion_backward_kernel[(len(F[images]),)](
+                F[images],
+                edges[images],
+                lam,
+                beta,
+                f[images],
+                None if dattention is None else dattention[images],
+                None if dgain is None else dgain[images],
+                dF[images],
+                dedges[images],
+                dparameters[images],
+                scratch,
+                _pack(iterations),
+                *F.stride(),
+                slots,
+                H,
+                W,
+                len(iterations),
+                ROOT_ALPHA=alpha**0.5,
+                NORMALISE=normalise,
+                DETACH_INIT=detach_init,
+                **options,
+            )
     return dF, dedges, dparameters

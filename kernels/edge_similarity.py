@@ -5,7 +5,8 @@
                                                                a_ii = -sum_j dE_ij E_ij / |v_i|^2
 
 A program takes BLOCK_T tokens of one image and walks their channels. A neighbour's vector is loaded where it
-lies (the cache has it), so no lane needs another's data. Any strides of S will do.
+lies (the cache has it), so no lane needs another's data. Sums over channels are kept for every place of the tile,
+and reduced after the last one. Any strides of S will do.
 """
 
 from __future__ import annotations
@@ -15,29 +16,38 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launching import Layout, item_offset, on_device_of
+
+# Where the compiler knows that every channel of a contiguous map begins at a multiple of 16, it gives a lane four
+# tokens side by side, and the loads of neighbours, which are not aligned, take four times the memory sectors.
+_jit = triton.jit(do_not_specialize_on_alignment=["stride_c", "out_stride_c"])
+
 
 @triton.jit
-def _load_tile(S, o_token, m_token, o_c, m_c, stride_c, stride_h, stride_w, W, DTYPE: tl.constexpr):
+def _load_tile(S, o, m, o_c, m_c, stride_c, layout, DTYPE: tl.constexpr):
     """[BLOCK_T, BLOCK_C] of one image, 0 outside."""
-    o_token = (o_token // W) * stride_h + (o_token % W) * stride_w
-    pointers = S + o_token[:, None] + o_c[None, :] * stride_c
-    return tl.load(pointers, mask=m_token[:, None] & m_c[None, :], other=0.0).to(DTYPE)
+    pointers = S + item_offset(o, layout)[:, None] + (o_c.to(tl.int64) * stride_c)[None, :]
+    return tl.load(pointers, mask=m[:, None] & m_c[None, :], other=0.0).to(DTYPE)
 
 
 @triton.jit
 def _inverse_root(b_square):
-    return tl.where(b_square == 0, 0.0, 1 / tl.sqrt(tl.where(b_square == 0, 1.0, b_square)))
+    """1 / sqrt(x), and 0 for 0. The root must be exact: `tl.sqrt` of float32 takes subnormal numbers for 0."""
+    b_safe = tl.where(b_square == 0, 1.0, b_square)
+    b_root = tl.sqrt_rn(b_safe) if b_safe.dtype == tl.float32 else tl.sqrt(b_safe)
+    return tl.where(b_square == 0, 0.0, 1 / b_root)
 
 
-@triton.jit
+@_jit
 def edge_similarity_forward_kernel(
     S,
     edges,  # [B, 2, H, W]
     inverse_norm,  # [B, H, W]
     stride_b,
     stride_c,
-    stride_h,
-    stride_w,
+    width,  # these three are the `Layout` of S's tokens
+    stride_t,
+    inner_t,
     C,
     H,
     W,
@@ -51,24 +61,26 @@ def edge_similarity_forward_kernel(
     m = o < N
     m_right, m_down = m & (o % W < W - 1), o < N - W
     S += i_b * stride_b
-    b_own = tl.zeros([BLOCK_T], DTYPE)  # |v_i|^2
+    layout = (width, stride_t, inner_t)
+    b_own = tl.zeros([BLOCK_T, BLOCK_C], DTYPE)  # |v_i|^2
     b_right, b_right_own, b_down, b_down_own = b_own, b_own, b_own, b_own
     for i_c in range(0, C, BLOCK_C):
         o_c = i_c + tl.arange(0, BLOCK_C)
         m_c = o_c < C
-        o_c = o_c.to(tl.int64)
-        b_v = _load_tile(S, o, m, o_c, m_c, stride_c, stride_h, stride_w, W, DTYPE)
-        b_own += tl.sum(b_v * b_v, 1)
-        b_next = _load_tile(S, o + 1, m_right, o_c, m_c, stride_c, stride_h, stride_w, W, DTYPE)
-        b_right += tl.sum(b_v * b_next, 1)
-        b_right_own += tl.sum(b_next * b_next, 1)
-        b_next = _load_tile(S, o + W, m_down, o_c, m_c, stride_c, stride_h, stride_w, W, DTYPE)
-        b_down += tl.sum(b_v * b_next, 1)
-        b_down_own += tl.sum(b_next * b_next, 1)
-    b_inverse = _inverse_root(b_own)
+        b_v = _load_tile(S, o, m, o_c, m_c, stride_c, layout, DTYPE)
+        b_own += b_v * b_v
+        b_next = _load_tile(S, o + 1, m_right, o_c, m_c, stride_c, layout, DTYPE)
+        b_right += b_v * b_next
+        b_right_own += b_next * b_next
+        b_next = _load_tile(S, o + W, m_down, o_c, m_c, stride_c, layout, DTYPE)
+        b_down += b_v * b_next
+        b_down_own += b_next * b_next
+    b_inverse = _inverse_root(tl.sum(b_own, 1))
     p_edges = edges + i_b * 2 * N + o
-    tl.store(p_edges, b_right * b_inverse * _inverse_root(b_right_own), mask=m)
-    tl.store(p_edges + N, b_down * b_inverse * _inverse_root(b_down_own), mask=m)
+    b_edge = tl.sum(b_right, 1) * b_inverse * _inverse_root(tl.sum(b_right_own, 1))
+    tl.store(p_edges, b_edge, mask=m)
+    b_edge = tl.sum(b_down, 1) * b_inverse * _inverse_root(tl.sum(b_down_own, 1))
+    tl.store(p_edges + N, b_edge, mask=m)
     tl.store(inverse_norm + i_b * N + o, b_inverse, mask=m)
 
 
@@ -79,7 +91,7 @@ def _neighbour_weight(p_dedges, p_edges, p_inverse, m):
     return b_dedge * tl.load(p_inverse, mask=m, other=0.0), b_dedge * tl.load(p_edges, mask=m, other=0.0)
 
 
-@triton.jit
+@_jit
 def edge_similarity_backward_kernel(
     S,
     edges,  # [B, 2, H, W]
@@ -93,12 +105,14 @@ def edge_similarity_backward_kernel(
     dbeta,  # [L]
     stride_b,
     stride_c,
-    stride_h,
-    stride_w,
+    width,  # these three are the `Layout` of S's tokens
+    stride_t,
+    inner_t,
     out_stride_b,
     out_stride_c,
-    out_stride_h,
-    out_stride_w,
+    out_width,
+    out_stride_t,
+    out_inner_t,
     B,
     C,
     H,
@@ -139,27 +153,21 @@ def edge_similarity_backward_kernel(
     if weight is not None:
         b_weight = tl.load(weight + i_b * N + o, mask=m, other=0.0) / N
     S += i_b * stride_b
-    p_dS = dS + i_b * out_stride_b + ((o // W) * out_stride_h + (o % W) * out_stride_w)[:, None]
+    layout = (width, stride_t, inner_t)
+    p_dS = dS + i_b * out_stride_b + item_offset(o, (out_width, out_stride_t, out_inner_t))[:, None]
     for i_c in range(0, C, BLOCK_C):
         o_c = i_c + tl.arange(0, BLOCK_C)
         m_c = o_c < C
-        o_c = o_c.to(tl.int64)
-        b_dv = b_own[:, None] * _load_tile(S, o, m, o_c, m_c, stride_c, stride_h, stride_w, W, DTYPE)
-        b_dv += b_right[:, None] * _load_tile(
-            S, o + 1, m_right, o_c, m_c, stride_c, stride_h, stride_w, W, DTYPE
-        )
-        b_dv += b_left[:, None] * _load_tile(
-            S, o - 1, m_left, o_c, m_c, stride_c, stride_h, stride_w, W, DTYPE
-        )
-        b_dv += b_down[:, None] * _load_tile(
-            S, o + W, m_down, o_c, m_c, stride_c, stride_h, stride_w, W, DTYPE
-        )
-        b_dv += b_up[:, None] * _load_tile(S, o - W, m_up, o_c, m_c, stride_c, stride_h, stride_w, W, DTYPE)
+        b_dv = b_own[:, None] * _load_tile(S, o, m, o_c, m_c, stride_c, layout, DTYPE)
+        b_dv += b_right[:, None] * _load_tile(S, o + 1, m_right, o_c, m_c, stride_c, layout, DTYPE)
+        b_dv += b_left[:, None] * _load_tile(S, o - 1, m_left, o_c, m_c, stride_c, layout, DTYPE)
+        b_dv += b_down[:, None] * _load_tile(S, o + W, m_down, o_c, m_c, stride_c, layout, DTYPE)
+        b_dv += b_up[:, None] * _load_tile(S, o - W, m_up, o_c, m_c, stride_c, layout, DTYPE)
         b_dv *= b_inverse[:, None]
         if weight is not None:
             b_dpooled = tl.load(dpooled + i_b * C + o_c, mask=m_c, other=0.0).to(DTYPE)
             b_dv += b_weight[:, None] * b_dpooled[None, :]
-        tl.store(p_dS + o_c[None, :] * out_stride_c, b_dv, mask=m[:, None] & m_c[None, :])
+        tl.store(p_dS + (o_c.to(tl.int64) * out_stride_c)[None, :], b_dv, mask=m[:, None] & m_c[None, :])
 
 
 def _launch_options(S: Tensor) -> dict:
@@ -185,9 +193,10 @@ def forward(S: Tensor) -> tuple[Tensor, Tensor]:
     dtype = torch.float64 if S.dtype == torch.float64 else torch.float32
     edges, inverse_norm = S.new_empty(B, 2, H, W, dtype=dtype), S.new_empty(B, H, W, dtype=dtype)
     options = _launch_options(S)
-    edge_similarity_forward_kernel[_launch_grid(S, options["BLOCK_T"])](
-        S, edges, inverse_norm, *S.stride(), C, H, W, **options
-    )
+    with on_device_of(S):
+        edge_similarity_forward_kernel[_launch_grid(S, options["BLOCK_T"])](
+            S, edges, inverse_norm, *S.stride()[:2], *Layout.of_tokens(S), C, H, W, **options
+        )
     return edges, inverse_norm
 
 
@@ -237,24 +246,27 @@ def _backward(
     B, C, H, W = S.shape
     dS = torch.empty_like(S)
     options = _launch_options(S)
-    edge_similarity_backward_kernel[_launch_grid(S, options["BLOCK_T"])](
-        S,
-        edges.contiguous(),
-        inverse_norm,
-        dedges.contiguous(),
-        weight,
-        None if dpooled is None else dpooled.contiguous(),
-        dS,
-        dparameters,
-        dlam,
-        dbeta,
-        *S.stride(),
-        *dS.stride(),
-        B,
-        C,
-        H,
-        W,
-        0 if dparameters is None else dparameters.shape[2],
-        **options,
-    )
+    with on_device_of(S):
+        edge_similarity_backward_kernel[_launch_grid(S, options["BLOCK_T"])](
+            S,
+            edges.contiguous(),
+            inverse_norm,
+            dedges.contiguous(),
+            weight,
+            None if dpooled is None else dpooled.contiguous(),
+            dS,
+            dparameters,
+            dlam,
+            dbeta,
+            *S.stride()[:2],
+            *Layout.of_tokens(S),
+            *dS.stride()[:2],
+            *Layout.of_tokens(dS),
+            B,
+            C,
+            H,
+            W,
+            0 if dparameters is None else dparameters.shape[2],
+            **options,
+        )
     return dS

@@ -23,33 +23,54 @@ def store_field(p_x, b_x, N, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def right_of(b_x, BLOCK: tl.constexpr):
-    """x_{i+1}. At the rim this and the three below give some token's value, which has weight 0."""
-    return tl.gather(b_x, tl.minimum(tl.arange(0, BLOCK) + 1, BLOCK - 1), 0)
+def neighbours(b_x, W, BLOCK: tl.constexpr):
+    """x of the right, left, lower and upper neighbour; at the rim some token's value, which has weight 0.
+
+    One gather for all four: the field goes through shared memory once, with two barriers.
+    """
+    o = tl.arange(0, BLOCK)
+    last: tl.constexpr = BLOCK - 1
+    after = tl.join(tl.minimum(o + 1, last), tl.minimum(o + W, last))
+    before = tl.join(tl.maximum(o - 1, 0), tl.maximum(o - W, 0))
+    index = tl.reshape(tl.join(after, before), [4 * BLOCK])
+    b_after, b_before = tl.split(tl.reshape(tl.gather(b_x, index, 0), [BLOCK, 2, 2]))
+    b_right, b_down = tl.split(b_after)
+    b_left, b_up = tl.split(b_before)
+    return b_right, b_left, b_down, b_up
 
 
 @triton.jit
-def left_of(b_x, BLOCK: tl.constexpr):
-    return tl.gather(b_x, tl.maximum(tl.arange(0, BLOCK) - 1, 0), 0)
-
-
-@triton.jit
-def below(b_x, W, BLOCK: tl.constexpr):
-    return tl.gather(b_x, tl.minimum(tl.arange(0, BLOCK) + W, BLOCK - 1), 0)
-
-
-@triton.jit
-def above(b_x, W, BLOCK: tl.constexpr):
-    return tl.gather(b_x, tl.maximum(tl.arange(0, BLOCK) - W, 0), 0)
+def _wider(low, high, poison, other_low, other_high, other_poison):
+    return tl.minimum(low, other_low), tl.maximum(high, other_high), poison + other_poison
 
 
 @triton.jit
 def extent(b_x, m):
-    """Smallest and largest value of a field; both NaN if one of its values is."""
-    poison = tl.sum(tl.where(m, b_x - b_x, 0.0), 0)
-    low = tl.min(tl.where(m, b_x, float("inf")), 0)
-    high = tl.max(tl.where(m, b_x, float("-inf")), 0)
+    """Smallest and largest value of a field; both NaN if one of its values is not finite."""
+    b_low, b_high = tl.where(m, b_x, float("inf")), tl.where(m, b_x, float("-inf"))
+    low, high, poison = tl.reduce((b_low, b_high, tl.where(m, b_x - b_x, 0.0)), 0, _wider)
     return low + poison, high + poison
+
+
+@triton.jit
+def _add_two(a, b, other_a, other_b):
+    return a + other_a, b + other_b
+
+
+@triton.jit
+def _add_four(a, b, c, d, other_a, other_b, other_c, other_d):
+    return a + other_a, b + other_b, c + other_c, d + other_d
+
+
+@triton.jit
+def sum_two(b_a, b_b):
+    """Two sums in one reduction, which is barriers that a program waits for; as `sum_four`."""
+    return tl.reduce((b_a, b_b), 0, _add_two)
+
+
+@triton.jit
+def sum_four(b_a, b_b, b_c, b_d):
+    return tl.reduce((b_a, b_b, b_c, b_d), 0, _add_four)
 
 
 @triton.jit
@@ -64,19 +85,14 @@ def min_max(b_x, m):
 
 
 @triton.jit
-def share_gradient(b_chosen, gradient):
-    """`gradient` of an extreme, shared evenly by the tokens that attain it."""
-    chosen = b_chosen.to(gradient.dtype)
-    return chosen * (gradient / tl.maximum(tl.sum(chosen, 0), 1.0))
-
-
-@triton.jit
 def min_max_backward(b_dy, b_x, b_y, m):
+    """The extremes' gradient is shared evenly by the tokens that attain them."""
     low, high = extent(b_x, m)
     scaled = divide_or_zero(b_dy, high - low)
-    to_low = tl.sum(scaled * (b_y - 1), 0)
-    to_high = -tl.sum(scaled * b_y, 0)
-    return scaled + share_gradient(m & (b_x == low), to_low) + share_gradient(m & (b_x == high), to_high)
+    b_lowest, b_highest = (m & (b_x == low)).to(b_x.dtype), (m & (b_x == high)).to(b_x.dtype)
+    to_low, from_high, lowest, highest = sum_four(scaled * (b_y - 1), scaled * b_y, b_lowest, b_highest)
+    b_low_share = b_lowest * (to_low / tl.maximum(lowest, 1.0))
+    return scaled + b_low_share - b_highest * (from_high / tl.maximum(highest, 1.0))
 
 
 @triton.jit

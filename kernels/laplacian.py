@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launching import on_device_of
+
 _BLOCK = 128
 
 
@@ -80,7 +82,8 @@ def forward(edges: Tensor, lam: Tensor) -> Tensor:
     B, _, H, W = edges.shape
     L = edges.new_zeros(B, H * W, H * W)
     grid = (B, triton.cdiv(H * W, _BLOCK))
-    laplacian_forward_kernel[grid](edges.contiguous(), lam, L, H, W, BLOCK=_BLOCK, num_warps=4)
+    with on_device_of(edges):
+        laplacian_forward_kernel[grid](edges.contiguous(), lam, L, H, W, BLOCK=_BLOCK, num_warps=4)
     return L
 
 
@@ -89,7 +92,8 @@ def backward(dL: Tensor, edges: Tensor, lam: Tensor) -> tuple[Tensor, Tensor]:
     B, _, H, W = edges.shape
     grid = (B, triton.cdiv(H * W, _BLOCK))
     dedges, dlam = edges.new_empty(edges.shape), edges.new_empty(grid)
-    laplacian_backward_kernel[grid](
-        dL, edges.contiguous(), lam, dedges, dlam, *dL.stride(), H, W, BLOCK=_BLOCK, num_warps=4
-    )
+    with on_device_of(edges):
+        laplacian_backward_kernel[grid](
+            dL, edges.contiguous(), lam, dedges, dlam, *dL.stride(), H, W, BLOCK=_BLOCK, num_warps=4
+        )
     return dedges, dlam.sum().to(lam.dtype).view(lam.shape)

@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launching import on_device_of
+
 
 @triton.jit
 def _load_matrix(p, o_row, o_column, stride_row, stride_column, N):
@@ -138,25 +140,26 @@ def _product(
     batch, N, _ = A.shape
     options = _launch_options(N, A.dtype)
     v_out = None if v is None else torch.empty_like(v)
-    product_kernel[(triton.cdiv(N, options["BLOCK"]) ** 2, batch)](
-        A,
-        B,
-        add,
-        out,
-        *outer,
-        v,
-        v_out,
-        N,
-        *A.stride(),
-        *B.stride(),
-        *((0, 0, 0) if add is None else add.stride()),
-        SCALE=scale,
-        ADD_SCALE=add_scale,
-        IDENTITY=identity,
-        TWO_SIDED=two_sided,
-        SYMMETRIC=symmetric,
-        **options,
-    )
+    with on_device_of(A):
+        product_kernel[(triton.cdiv(N, options["BLOCK"]) ** 2, batch)](
+            A,
+            B,
+            add,
+            out,
+            *outer,
+            v,
+            v_out,
+            N,
+            *A.stride(),
+            *B.stride(),
+            *((0, 0, 0) if add is None else add.stride()),
+            SCALE=scale,
+            ADD_SCALE=add_scale,
+            IDENTITY=identity,
+            TWO_SIDED=two_sided,
+            SYMMETRIC=symmetric,
+            **options,
+        )
     return out, v_out
 
 
@@ -172,7 +175,8 @@ def complement_step(P: Tensor, w: Tensor, out: Tensor | None) -> Tensor:
         return _product(P, P, out, -1.0, add=P, add_scale=2.0, v=w, symmetric=True)[1]
     following = torch.empty_like(w)
     grid = (triton.cdiv(P.shape[1], 16), P.shape[0])
-    complement_vector_kernel[grid](P, w, following, P.shape[1], BLOCK=16, BLOCK_K=64, num_warps=4)
+    with on_device_of(P):
+        complement_vector_kernel[grid](P, w, following, P.shape[1], BLOCK=16, BLOCK_K=64, num_warps=4)
     return following
 
 

@@ -64,6 +64,21 @@ def test_error_in_low_precision(poisoned_memory, device, backend, dtype):
     assert (edges - exact).abs().max() <= 2 * (plain - exact).abs().max() + 1e-7
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_vectors_whose_square_is_subnormal(poisoned_memory, device, backend):
+    """Their square is not 0, though an approximate root on a GPU is: nothing may become infinite."""
+    S = semantic(device, (3, 4)).float()
+    S[:, :, 1, 1] *= 1e-20
+    tiny = S[:, :, 1, 1].square().sum(1)
+    assert ((tiny > 0) & (tiny < 2**-126)).all()
+    S.requires_grad_()
+    edges = edge_similarity(S, backend)
+    expected = reference.edge_similarity(S.detach().cpu().double())
+    torch.testing.assert_close(edges.cpu().double(), expected, rtol=1e-4, atol=1e-4)
+    edges.sum().backward()
+    assert S.grad.isfinite().all()
+
+
 @pytest.mark.not_compiled
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gradcheck_and_opcheck(device, backend):
