@@ -19,8 +19,8 @@ help: ## this list
 
 $(installed): pyproject.toml constraints.txt
 	@echo "== making the virtual environment $(VENV) (torch is large: some minutes)"
-	@$(PYTHON) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' || \
-		{ echo "make: $(PYTHON) must be Python 3.10 or later with venv (Debian: apt install python3-venv)" >&2; exit 2; }
+	@$(PYTHON) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "make: $(PYTHON) must be Python 3.11 or later with venv (Debian: apt install python3-venv)" >&2; exit 2; }
 	@$(PYTHON) -m venv $(VENV)
 	@$(bin)/python -m pip install --quiet --disable-pip-version-check -e ".[dev,onnx,plots,tensorboard]" -c constraints.txt
 	@touch $@

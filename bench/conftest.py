@@ -127,7 +127,7 @@ def common_columns() -> dict[str, str]:
     """Columns of the table that are the same for the whole run."""
     found = versions()
     named = {name: found[name] or "" for name in ("python", "torch", "triton", "scm_fast")}
-    today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
     return {**named, "commit": commit(), "date": today}
 
 
