@@ -41,7 +41,9 @@ clean-demo: ## forget the demo's runs
 
 test: $(installed) ## all tests
 	@echo "== tests (make quick-test leaves out the slow ones)"
-	@pytest $(PYTEST)
+	@pytest $(PYTEST) $(RESULTS)
+	@echo "== tests of the kernels, compiled and emulated"
+	@pytest $(PYTEST) -m compiled
 
 quick-test: $(installed) ## the tests without the slow ones
 	@pytest $(PYTEST) -m "not slow"

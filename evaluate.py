@@ -3,7 +3,7 @@ scm_fast/cli/evaluate.py."""
 
 import sys
 
-from scm_fast.cli import run_command
+from scm_fast.cli import execute_command
 
 if __name__ == "__main__":
-    sys.exit(run_command("evaluate", sys.argv[1:], "evaluate.py"))
+    sys.exit(execute_command("evaluate", sys.argv[1:], "evaluate.py"))

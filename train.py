@@ -2,7 +2,7 @@
 
 import sys
 
-from scm_fast.cli import run_command
+from scm_fast.cli import execute_command
 
 if __name__ == "__main__":
-    sys.exit(run_command("train", sys.argv[1:], "train.py"))
+    sys.exit(execute_command("train", sys.argv[1:], "train.py"))

@@ -17,7 +17,7 @@ from scm_fast.ops.edge_similarity import edge_similarity
 # The fields do not depend on the number of classes.
 CLASSES = 200
 SETTINGS = Settings((4, 4, 4, 4), 0.002)
-FIRST = (32, 14)
+FIRST = (8, 14)
 SHAPES = shapes(
     *((mode, *FIRST) for mode in MODES),
     full=[(mode, *shape) for mode in MODES for shape in [(128, 14), (8, 28), (1, 40)]],

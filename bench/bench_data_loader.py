@@ -27,7 +27,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from scm_fast.benchmarks.table import CPU_TIME, Case
-from scm_fast.data import DecodedCache, build_train_loader, open_dataset, published_recipe
+from scm_fast.data import DecodedCache, build_train_loader, open_dataset, published_preprocessing
 
 IMAGES, BATCH = 128, 32
 LEAST_SPEEDUP = 1.5
@@ -87,10 +87,10 @@ def plain_batches(root: Path):
 def check_same_pixels(root: Path) -> None:
     """Without the random steps, both pipelines give the same images up to one grey level."""
     dataset = open_dataset(root, "trainval")
-    recipe = published_recipe(training=False)
+    preprocessing = published_preprocessing(training=False)
     pipeline = transforms.Compose([transforms.Resize((224, 224)), transforms.PILToTensor()])
     for index in range(0, len(dataset), 8):
-        ours = recipe.prepare(dataset.load_tensor(index))  # whole: scaled decoding filters differently
+        ours = preprocessing.prepare(dataset.load_tensor(index))  # whole: scaled decoding filters differently
         plain = pipeline(Image.open(dataset.records[index].path).convert("RGB"))
         assert (ours.int() - plain.int()).abs().max() <= 1
 
@@ -98,13 +98,13 @@ def check_same_pixels(root: Path) -> None:
 def test_loader_speed(compare, one_thread, folder, tmp_path):
     check_same_pixels(folder)
     dataset = open_dataset(folder, "trainval")
-    recipe = published_recipe(training=True)
+    preprocessing = published_preprocessing(training=True)
     options = {"global_batch": BATCH, "workers": 0}
-    cache = DecodedCache(tmp_path, dataset, recipe.size, max_gigabytes=1)
+    cache = DecodedCache(tmp_path, dataset, preprocessing.size, max_gigabytes=1)
     loaders = {
         "reference": plain_batches(folder),
-        "scm_fast": build_train_loader(dataset, recipe, **options),
-        "scm_fast, cached": build_train_loader(dataset, recipe, **options, cache=cache),
+        "scm_fast": build_train_loader(dataset, preprocessing, **options),
+        "scm_fast, cached": build_train_loader(dataset, preprocessing, **options, cache=cache),
     }
 
     def count_batches(loader: Iterable) -> int:

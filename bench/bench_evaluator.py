@@ -14,9 +14,10 @@ from implementations import shapes
 from measure import Task
 
 from scm_fast.benchmarks.table import CPU_TIME, Case
-from scm_fast.evaluation.boxes import box_iou, resize_map, to_uint8
-from scm_fast.evaluation.evaluation import DELTAS
+from scm_fast.evaluation.boxes import box_iou, resize_map
+from scm_fast.evaluation.metrics import DELTAS
 from scm_fast.evaluation.sweep import boxes_at_levels
+from scm_fast.threshold import to_uint8
 
 THRESHOLDS = np.arange(0, 1, 0.001)
 LEVELS = np.unique((THRESHOLDS * 255).astype(int))

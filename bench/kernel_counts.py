@@ -3,22 +3,21 @@
     python bench/kernel_counts.py
     python bench/kernel_counts.py --target sm_80 --grid 28x28 --classes 1000 --channels-last
 
-docs/emulator.md says what is counted, and what the critical path assumes.
+docs/emulator.md says what is counted, tests/ptx/critical_path.py what the critical path assumes. The interpreter
+replaces the compiler, so this needs a process without TRITON_INTERPRET=1.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
-os.environ["TRITON_INTERPRET"] = "0"  # the interpreter replaces the compiler
 
 import torch
+from kernel_launches import Step
 from ptx.critical_path import critical_path
 from ptx.driver import TARGETS, Launched, emulated
 
@@ -37,25 +36,15 @@ COLUMNS = (
 )
 
 
-@dataclass(frozen=True)
-class Step:
-    """The shape of S and the settings of the blocks; the counts grow with B, the figures per warp do not."""
-
-    batch: int = 2
-    classes: int = 200
-    grid: tuple[int, int] = (14, 14)
-    iterations: tuple[int, ...] = (4, 4, 4, 4)
-    dtype: torch.dtype = torch.float32
-    channels_last: bool = False
-
-
 def _train(step: Step, backend: str, dtype: torch.dtype) -> list[torch.Tensor]:
     """logits and dS of random maps, rounded to the step's dtype."""
     generator = torch.Generator().manual_seed(0)
     S = torch.randn(step.batch, step.classes, *step.grid, generator=generator).to(step.dtype).to(dtype)
     S = S.to(memory_format=torch.channels_last) if step.channels_last else S
     F = torch.rand(step.batch, *step.grid, generator=generator)
-    scm = SpatialCalibration(len(step.iterations), step.iterations, backend=backend)
+    scm = SpatialCalibration(
+        len(step.iterations), step.iterations, detach_init=step.detach_init, backend=backend
+    )
     if dtype == torch.float64:
         scm, F = scm.double(), F.double()
     S.requires_grad_()
@@ -68,6 +57,7 @@ def counted_step(step: Step, target: str) -> list[Launched]:
     """The launches of the forward and backward pass, with their counts, after a proof that they are right."""
     with emulated(target, count=True) as emulator:
         found = _train(step, "triton", step.dtype)
+    assert emulator.launched, "nothing was emulated: is TRITON_INTERPRET set?"
     bound = 1e-4 if step.dtype == torch.float32 else 2e-2
     for name, actual, exact in zip(
         ("logits", "dS"), found, _train(step, "torch", torch.float64), strict=True
@@ -96,7 +86,7 @@ def cells(launched: Launched) -> tuple[str, ...]:
 
 
 def counts_table(launches: Sequence[Launched]) -> list[str]:
-    """Markdown. Percentages of sectors: the fewest that would have done, over those requested."""
+    """Markdown, a row per launch."""
     rows = [COLUMNS, ("---",) * len(COLUMNS), *(cells(launched) for launched in launches)]
     return ["| " + " | ".join(row) + " |" for row in rows]
 

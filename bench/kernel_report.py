@@ -1,14 +1,15 @@
 """What the kernels cost on real GPUs, without one: `python bench/kernel_report.py`.
 
 The launchers are called with recorders in place of the kernels, so that exactly what would be launched
-(arguments, constants, warps) is looked at. Two tables:
+(arguments, constants, warps) is looked at. Three tables:
 
   traffic     launches of a training step, and the bytes and operations of each, counted (see `kernel_traffic`)
-  resources   every kernel compiled ahead of time for every target: registers per thread, spilled
-              registers (bytes; on AMD their number), shared memory; this takes some minutes
+  counts      what the compiled kernels do in a training step, counted in an emulator (see `kernel_counts`)
+  resources   every kernel compiled ahead of time for every target: registers per thread, spilled registers
+              (bytes; on AMD their number), shared memory; this takes some minutes
 
-Nothing is run, nothing is timed. With `--out docs/kernels.md` the tables replace the ones in that file.
-The interpreter replaces the compiler, so resources need a process without TRITON_INTERPRET=1.
+Nothing runs on a GPU, nothing is timed. With `--out docs/kernels.md` the tables replace the ones in that file.
+The interpreter replaces the compiler, so counts and resources need a process without TRITON_INTERPRET=1.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from unittest import mock
 
 import torch
 import triton
+from kernel_counts import counted_step, counts_table
 from kernel_launches import Launch, Step, launch_dense, recorded_launches, recorded_step
 from kernel_traffic import NOTHING, Traffic, operations, traffic
 from triton.backends.compiler import GPUTarget
@@ -150,6 +152,15 @@ STEPS = {
 }
 
 
+# Training steps whose instructions are counted: of two images, because every image is the same work.
+COUNTED_STEPS = {
+    "C = 200, 14x14, fp32": Step(),
+    "C = 200, 14x14, bf16 channels-last": Step(dtype=torch.bfloat16, channels_last=True),
+    "C = 1000, 14x14, fp32": Step(classes=1000),
+    "C = 200, 28x28, fp32": Step(grid=(28, 28)),
+}
+
+
 def report(targets: list[str], cases: list[str]) -> Iterator[tuple[str, str, Launch, str, Resources]]:
     """(case, kernel, launch, target, resources) of every distinct kernel of every case."""
     seen: set[str] = set()
@@ -220,10 +231,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", choices=("traffic", "resources"), help="one of the two tables")
+    parser.add_argument("--only", choices=("traffic", "counts", "resources"), help="one of the tables")
     parser.add_argument("--out", type=Path, metavar="FILE", help="markdown file whose tables are replaced")
     args = parser.parse_args()
-    tables = {"traffic": lambda: traffic_table().splitlines(), "resources": _all_resources}
+    tables = {
+        "traffic": lambda: traffic_table().splitlines(),
+        "counts": _all_counts,
+        "resources": _all_resources,
+    }
     for name in [args.only] if args.only else tables:
         lines = []
         for line in tables[name]():
@@ -231,7 +246,12 @@ def main() -> None:
             lines.append(line)
         print()
         if args.out:
-            replace_section(args.out, name, "\n".join(lines))
+            replace_section(args.out, name, "\n".join(lines).strip())
+
+
+def _all_counts() -> Iterator[str]:
+    for name, step in COUNTED_STEPS.items():
+        yield from (f"**{name}**", "", *counts_table(counted_step(step, "sm_90")), "")
 
 
 def _all_resources() -> Iterator[str]:

@@ -196,7 +196,7 @@ def _product(a: Arguments) -> int:
     return round(sides * share * 2 * a["N"] ** 3)
 
 
-# Operations an image; those of one number an image or token and channel-free are left out where S is read.
+# Operations per image; the few per token that do not depend on the channels are left out where S is read.
 OPERATIONS: dict[str, Callable[[Arguments], int]] = {
     "edge_similarity_forward": _edge_similarity_forward,
     "edge_similarity_backward": _edge_similarity_backward,

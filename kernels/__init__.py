@@ -1,1 +1,1 @@
-"""Triton kernels, one module an operation. Nothing here queries a GPU when imported."""
+"""Triton kernels, one module per operation. Nothing here queries a GPU when imported."""

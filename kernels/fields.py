@@ -1,4 +1,4 @@
-"""Arithmetic on a scalar field that lives in a program's registers, one lane a token.
+"""Arithmetic on a scalar field that lives in a program's registers, one lane per token.
 
 Lanes beyond the N tokens hold 0; `m` marks the tokens. The counterpart in torch is `scm_fast.ops.diffusion_fields`.
 """

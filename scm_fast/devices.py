@@ -1,10 +1,12 @@
-"""The device to run on."""
+"""The device to run on, and in which precision."""
 
 from __future__ import annotations
 
 import torch
 
 from .errors import InputError
+
+AMP_DTYPES = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}  # of autocast, by option
 
 
 def resolve_device(device: str | torch.device | None) -> torch.device:

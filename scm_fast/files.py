@@ -20,6 +20,15 @@ def make_folder(path: Path, option: str) -> None:
         raise InputError(f"{option} {path}: cannot be made a folder ({error.strerror})") from error
 
 
+def readable_size(count: float) -> str:
+    """Bytes in the unit that suits them: 17 MB."""
+    units = ["bytes", "kB", "MB", "GB", "TB"]
+    while count >= 1000 and len(units) > 1:
+        count /= 1000
+        units.pop(0)
+    return f"{count:.3g} {units[0]}"
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Gives a path to write to; when the block ends well, that file is on the disk and takes `path`'s place."""

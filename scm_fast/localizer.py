@@ -23,16 +23,15 @@ from PIL import Image
 from torch import Tensor
 
 from .data.images import IMAGE_SUFFIXES, image_size, load_image, to_rgb
-from .data.transforms import Recipe
 from .devices import resolve_device
 from .errors import InputError
-from .evaluation.boxes import EVALUATION_SIZE, largest_box, resize_map, scale_to_image, to_uint8
-from .models import LocalizationModel, load_model
+from .evaluation.boxes import ScoredBox, locate
+from .evaluation.predictor import Predictor
+from .models import Localization, LocalizationModel, load_model
+from .threshold import SEPARATION_VALUES, Threshold, choose_unboxed, threshold_to_use, token_separation
 
 logger = logging.getLogger("scm_fast")
-
-# TS-CAM's for CUB. One chosen on validation images is better; the checkpoint keeps it if there is one.
-DEFAULT_THRESHOLD = 0.1
+MOST_TO_CHOOSE_BY = 100  # images; more of them do not choose better
 
 ImageLike: TypeAlias = "str | os.PathLike[str] | Image.Image | NDArray[np.uint8]"
 
@@ -51,8 +50,15 @@ class Prediction:
     name: str  # the path as it was found, or `image 3` for the fourth of pictures without one
     size: tuple[int, int]  # (width, height) of the original
     classes: list[ClassScore]  # best first
-    box: tuple[float, float, float, float]  # x0, y0, x1, y1 in original pixels, around the best class
+    boxes: list[
+        ScoredBox
+    ]  # of the best class: the largest, then the others that were asked for by their scores
     map: NDArray[np.float32]  # (224, 224) in [0, 1], activation of the best class over the whole image
+
+    @property
+    def box(self) -> tuple[float, float, float, float]:
+        """x0, y0, x1, y1 in original pixels, of the first of `boxes`."""
+        return self.boxes[0].box
 
 
 @dataclass(frozen=True)
@@ -76,8 +82,12 @@ class Localizer:
         model: from `create_model` or `load_model`; it is copied without its calibration module.
         device: where to run; CUDA if there is one.
         batch_size: images that go through the network at once.
-        threshold: of the box, in [0, 1) of the map's range; by default the checkpoint's, or 0.1.
+        threshold: of the box: a number in [0, 1) of the map's range, or a rule of each image's own such as
+            "between:0.3", for maps that are resized as the checkpoint's threshold wants them. By default the
+            checkpoint's; without one "between:0.2", which `choose_threshold` may improve.
         top_k: how many classes a prediction lists.
+        mirror: average scores and maps with those of the mirror image, in two passes.
+        max_boxes: most boxes of an image. From 2 on, other parts of the map that are large enough have theirs too.
     """
 
     def __init__(
@@ -85,8 +95,10 @@ class Localizer:
         model: LocalizationModel,
         device: str | torch.device | None = None,
         batch_size: int = 32,
-        threshold: float | None = None,
+        threshold: float | str | Threshold | None = None,
         top_k: int = 5,
+        mirror: bool = False,
+        max_boxes: int = 1,
     ) -> None:
         if not isinstance(model, LocalizationModel):
             raise InputError(
@@ -94,19 +106,18 @@ class Localizer:
                 "Localizer.from_checkpoint"
             )
         config = model.config
-        if threshold is None:
-            threshold = DEFAULT_THRESHOLD if config.threshold is None else config.threshold
-        if not 0 <= threshold < 1:
-            raise InputError(f"threshold must be in [0, 1), got {threshold!r}")
-        if batch_size < 1 or top_k < 1:
-            raise InputError(f"batch_size and top_k must be positive, got {batch_size} and {top_k}")
+        for name, value in (("batch_size", batch_size), ("top_k", top_k), ("max_boxes", max_boxes)):
+            if value < 1:
+                raise InputError(f"{name} must be positive, got {value}")
         self.device = resolve_device(device)
         self.model = model.for_inference().to(self.device)
+        self.predictor = Predictor(self.model, self.device, mirror=mirror)
         self.batch_size = batch_size
-        self.threshold = threshold
+        self.threshold = threshold_to_use(config.threshold, threshold)
         self.top_k = min(top_k, config.num_classes)
+        self.max_boxes = max_boxes
         self.class_names = list(config.class_names or (str(index) for index in range(config.num_classes)))
-        self.recipe = Recipe(config.image_size, None, config.mean, config.std)
+        self.preprocessing = self.predictor.preprocessing
 
     @classmethod
     def from_checkpoint(
@@ -114,11 +125,13 @@ class Localizer:
         path: str | os.PathLike[str],
         device: str | torch.device | None = None,
         batch_size: int = 32,
-        threshold: float | None = None,
+        threshold: float | str | Threshold | None = None,
         top_k: int = 5,
+        mirror: bool = False,
+        max_boxes: int = 1,
     ) -> Localizer:
         """Of a folder that `save_model` wrote, or a published SCM or TS-CAM file."""
-        return cls(load_model(path), device, batch_size, threshold, top_k)
+        return cls(load_model(path), device, batch_size, threshold, top_k, mirror, max_boxes)
 
     def predict(self, images: ImageLike | Iterable[ImageLike]) -> list[Prediction]:
         """Predictions in the order of the images; of several, one that cannot be read is logged and left out.
@@ -133,9 +146,28 @@ class Localizer:
                 predictions.append(result)
         return predictions
 
+    def choose_threshold(self, images: ImageLike | Iterable[ImageLike]) -> str:
+        """Refine the default threshold by images alone, without boxes; gives how, in words.
+
+        100 images are enough: of more, those are taken at equal distances. See `threshold`.
+        """
+        found = list(find_images(images))
+        stride = max(1, -(-len(found) // MOST_TO_CHOOSE_BY))
+        parts = [np.zeros((0, len(SEPARATION_VALUES)), np.float32)]
+        for loaded in self._batches(found[::stride]):
+            if readable := [item for item in loaded if isinstance(item, _Loaded)]:
+                localization, maps = self._predict(readable)
+                parts.append(token_separation(maps[:, 0].float().cpu().numpy(), localization.tokens))
+        self.threshold, reason = choose_unboxed(np.concatenate(parts), self.threshold.interpolation)
+        return reason
+
     def stream(self, images: ImageLike | Iterable[ImageLike]) -> Iterator[Prediction | Failure]:
         """As `predict`, one result at a time and with the failures: for more images than fit in memory."""
-        entries = enumerate(find_images(images))
+        for loaded in self._batches(find_images(images)):
+            yield from self._localize(loaded)
+
+    def _batches(self, images: Iterable[ImageLike]) -> Iterator[list[_Loaded | Failure]]:
+        entries = enumerate(images)
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as readers:
 
             def read_ahead() -> list:
@@ -147,42 +179,48 @@ class Localizer:
             while waiting:
                 loaded = [future.result() for future in waiting]
                 waiting = read_ahead()  # decoded while the network works
-                yield from self._localize(loaded)
+                yield loaded
 
     def _load(self, index: int, image: ImageLike) -> _Loaded | Failure:
         if isinstance(image, (str, os.PathLike)):
             name = os.fspath(image)
-            height, width = self.recipe.size
+            height, width = self.preprocessing.size
             try:
                 picture = load_image(image, target_size=(width, height))
-                return _Loaded(name, image_size(image), self.recipe.prepare(picture))
+                return _Loaded(name, image_size(image), self.preprocessing.prepare(picture))
             except InputError as error:
                 return Failure(name, str(error))
         name = f"image {index}"
         try:
             picture = to_rgb(image) if isinstance(image, Image.Image) else from_array(image)
-            return _Loaded(name, picture.size, self.recipe.prepare(picture))
+            return _Loaded(name, picture.size, self.preprocessing.prepare(picture))
         except InputError as error:
             return Failure(name, f"{name}: {error}")
 
-    @torch.inference_mode()
     def _localize(self, loaded: list[_Loaded | Failure]) -> Iterator[Prediction | Failure]:
         readable = [item for item in loaded if isinstance(item, _Loaded)]
         predictions: Iterator[Prediction] = iter(())
         if readable:
-            pixels = torch.stack([item.pixels for item in readable]).to(self.device)
-            localization = self.model(self.recipe.normalize(pixels))
+            localization, maps = self._predict(readable)
             scores, classes = localization.logits.softmax(1).topk(self.top_k)
-            maps = localization.activation_map(classes[:, 0])
-            predictions = map(self._describe, readable, scores.tolist(), classes.tolist(), maps.cpu().numpy())
+            activations = maps[:, 0].cpu().numpy()
+            predictions = map(self._prediction, readable, scores.tolist(), classes.tolist(), activations)
         for item in loaded:
             yield next(predictions) if isinstance(item, _Loaded) else item
 
-    def _describe(
+    def _predict(self, readable: list[_Loaded]) -> tuple[Localization, Tensor]:
+        """With the best classes' maps (B, 1, H, W)."""
+        pixels = torch.stack([item.pixels for item in readable]).to(self.device)
+        return self.predictor(
+            self.preprocessing.normalize(pixels), lambda logits: logits.argmax(1, keepdim=True)
+        )
+
+    def _prediction(
         self, item: _Loaded, scores: list[float], classes: list[int], activation: NDArray[np.float32]
     ) -> Prediction:
-        resized = resize_map(activation)
-        box = scale_to_image(largest_box(to_uint8(resized), self.threshold), item.size, EVALUATION_SIZE)
+        located = locate(activation, self.threshold, item.size, self.max_boxes)
+        if located.is_blank:
+            logger.warning("%s: the map says nothing, the box is the whole image", item.name)
         return Prediction(
             item.name,
             item.size,
@@ -190,8 +228,8 @@ class Localizer:
                 ClassScore(index, self.class_names[index], score)
                 for index, score in zip(classes, scores, strict=True)
             ],
-            tuple(box.tolist()),
-            resized.astype(np.float32),
+            located.boxes,
+            located.scores.astype(np.float32),
         )
 
 

@@ -1,8 +1,9 @@
-"""Pictures of predictions: the activation map as heat over the image, with its box."""
+"""Pictures of predictions: the activation map as heat over the image, with its boxes."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
@@ -10,22 +11,30 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from .data.images import load_image
-from .localizer import Prediction
+from .formats import detections
+
+if TYPE_CHECKING:
+    from .localizer import Prediction
+
+
+def blend(picture: NDArray, scores: NDArray, opacity: float) -> NDArray[np.uint8]:
+    """A map in [0, 1], (H, W), as heat over an RGB picture (H, W, 3)."""
+    heat = cv2.applyColorMap((scores * 255).astype(np.uint8), cv2.COLORMAP_TURBO)[..., ::-1]  # BGR to RGB
+    return ((1 - opacity) * picture + opacity * heat).astype(np.uint8)
 
 
 def draw_overlay(image: Image.Image, prediction: Prediction, opacity: float = 0.45) -> NDArray[np.uint8]:
     """RGB (H, W, 3) at the image's size."""
     width, height = image.size
     heat = cv2.resize(prediction.map, (width, height), interpolation=cv2.INTER_LINEAR)
-    colours = cv2.applyColorMap((heat * 255).astype(np.uint8), cv2.COLORMAP_TURBO)[..., ::-1]  # BGR
-    picture = ((1 - opacity) * np.asarray(image) + opacity * colours).astype(np.uint8)
+    picture = blend(np.asarray(image), heat, opacity)
     thickness = max(2, round(max(width, height) / 200))
-    x0, y0, x1, y1 = (round(value) for value in prediction.box)
     inset = thickness // 2  # a frame along the image's edge would lie half outside
-    corners = (max(x0, inset), max(y0, inset)), (min(x1, width - 1 - inset), min(y1, height - 1 - inset))
-    cv2.rectangle(picture, *corners, (255, 255, 255), thickness)
-    best = prediction.classes[0]
-    _write(picture, f"{best.name} {best.score:.2f}", (x0, y0), thickness)
+    for box, score in reversed(detections(prediction)):  # the first on top
+        x0, y0, x1, y1 = (round(value) for value in box)
+        corners = (max(x0, inset), max(y0, inset)), (min(x1, width - 1 - inset), min(y1, height - 1 - inset))
+        cv2.rectangle(picture, *corners, (255, 255, 255), thickness)
+        _write(picture, f"{prediction.classes[0].name} {score:.2f}", (x0, y0), thickness)
     return picture
 
 

@@ -115,6 +115,21 @@ def filtered_diffusion(
     return soft_threshold(diffused, F, beta)
 
 
+def diffusion_block(
+    S: Tensor,
+    F: Tensor,
+    lam: Tensor,
+    beta: Tensor,
+    grid: tuple[int, int],
+    iterations: int,
+    alpha: float,
+    detach_init: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One activation diffusion block: S (B, C, N), F (B, N) -> S * (1 + f), F + f and f."""
+    f = filtered_diffusion(similarity(S), F, lam, beta, grid, iterations, alpha, detach_init)
+    return S * (1 + f).unsqueeze(1), F + f, f
+
+
 def activation_diffusion(
     F: Tensor,
     edges: Tensor,
@@ -164,8 +179,7 @@ def spatial_calibration(
         lam, beta = lam.to(dtype), beta.to(dtype)
         gain, filtered = torch.ones_like(F), []
         for block, count in enumerate(iterations):
-            E = similarity(S)
-            f = filtered_diffusion(E, F, lam[block], beta[block], (H, W), count, alpha, detach_init)
-            S, F, gain = S * (1 + f).unsqueeze(1), F + f, gain * (1 + f)
+            S, F, f = diffusion_block(S, F, lam[block], beta[block], (H, W), count, alpha, detach_init)
+            gain = gain * (1 + f)
             filtered.append(f)
         return S.mean(-1), F.view(B, H, W), gain.view(B, H, W), torch.stack(filtered, 1).view(B, -1, H, W)

@@ -1,6 +1,7 @@
 """Runs the module on any backend and compares outputs and every named gradient."""
 
 import itertools
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -109,17 +110,40 @@ def error(actual: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, floa
     }
 
 
+def own_bounds(iterations: Sequence[int], dtype: torch.dtype, truncating: bool) -> dict[str, float]:
+    """What float32 can keep, whatever the reference loses: relative errors of good code are a third of these.
+
+    The literal z - tanh z cancels in the reference, whose error alone would let an inaccurate kernel pass.
+    """
+    steep = 10 if max(iterations) > 6 else 1  # more iterations amplify the rounding of lam's gradient
+    bounds = {**dict.fromkeys(OUTPUTS, 5e-6), "dS": 1e-5, "dF": 1e-5, "dlam": 2e-5 * steep}
+    if dtype != torch.float32:  # rounded once, where they are written
+        kept = torch.finfo(dtype).eps * (0.6 if truncating else 0.3)
+        bounds |= {"dS": kept, "dF": kept}
+    return bounds
+
+
 def assert_three_way(scm: SpatialCalibration, S: Tensor, F: Tensor, dtype: torch.dtype) -> None:
-    """`scm` in `dtype` errs at most twice as much as the reference in that dtype, against float64."""
+    """`scm` in `dtype` errs at most twice as much as the reference in that dtype, against float64.
+
+    And never more than `own_bounds`. The terms of beta's gradient cancel: its error is one of their size.
+    """
     S, F = S.to(dtype), F.to(dtype)
     # The interpreter truncates where it stores bfloat16, which a GPU rounds.
     truncating = dtype == torch.bfloat16 and scm.settings.backend == "triton" and S.device.type == "cpu"
+    truncating &= os.environ.get("TRITON_INTERPRET") == "1"
     settings = literal_settings(scm)
-    plain = module("reference", dtype=torch.float32, **settings)
-    exact = results(module("reference", **settings), S.cpu().double(), F.cpu().double())
+    plain, literal = module("reference", dtype=torch.float32, **settings), module("reference", **settings)
+    exact = results(literal, S.cpu().double(), F.cpu().double())
     expected = error(results(plain, S.cpu(), F.cpu()), exact)
-    actual = error(results(scm.float(), S, F), exact)
-    for name, bound in expected.items():
+    found = results(scm.float(), S, F)
+    actual = error(found, exact)
+    own = own_bounds(settings["iterations"], dtype, truncating)
+    for name, reference_error in expected.items():
+        bound = 2 * reference_error + 1e-6
         if truncating and name in ("dS", "dF"):
-            bound = 2**-8  # half of the largest relative error of truncation to 8 bits
-        assert actual[name] <= 2 * bound + 1e-6, f"{name}: error {actual[name]:.1e}, reference {bound:.1e}"
+            bound = own[name]
+        bound = min(bound, own.get(name, bound))
+        assert actual[name] <= bound, f"{name}: error {actual[name]:.1e}, at most {bound:.1e} is allowed"
+    excess = (found["dbeta"] - exact["dbeta"]).abs() / beta_terms(literal, S.cpu().double(), F.cpu().double())
+    assert (excess <= 3e-7).all(), f"dbeta: error {excess.max():.1e} of its cancelling terms"

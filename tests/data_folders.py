@@ -1,4 +1,4 @@
-"""Small data sets on disk, one writer a layout. Used by several test modules."""
+"""Small data sets on disk, one writer per layout. Used by several test modules."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def write_lines(path: Path, *lines: str) -> Path:
     return path
 
 
-def write_cub(root: Path, classes: int = 3, a_class: int = 12) -> Path:
-    """12 images of 60 x 40 a class, of which every third is test; boxes 5.5 4.0 30.0 20.5."""
+def write_cub(root: Path, classes: int = 3, per_class: int = 12) -> Path:
+    """12 images of 60 x 40 per class, of which every third is test; boxes 5.5 4.0 30.0 20.5."""
     names = [f"{c + 1:03d}.Bird_{c}" for c in range(classes)]
-    images = [(c, f"{names[c]}/Bird_{c}_{i:04d}.jpg") for c in range(classes) for i in range(a_class)]
+    images = [(c, f"{names[c]}/Bird_{c}_{i:04d}.jpg") for c in range(classes) for i in range(per_class)]
     for number, (_, path) in enumerate(images):
         write_image(root / "images" / path, seed=number)
     ids = range(1, len(images) + 1)
@@ -46,7 +46,7 @@ def write_cub(root: Path, classes: int = 3, a_class: int = 12) -> Path:
 
 
 def write_wsol(root: Path, splits: tuple[str, ...] = ("train", "val", "test"), masks: bool = False) -> Path:
-    """Metadata at root/metadata/SET, images at root/dataset/SET: 2 classes, 4 images of 60 x 40 a split."""
+    """Metadata at root/metadata/SET, images at root/dataset/SET: 2 classes, 4 images of 60 x 40 per split."""
     metadata, dataset = root / "metadata" / "SET", root / "dataset" / "SET"
     for split in splits:
         ids = [f"{split}/{i}.jpg" for i in range(4)]
@@ -106,11 +106,11 @@ def write_xml(path: Path, wnid: str, objects: int = 1) -> Path:
     return write_lines(path, f"<annotation>{size}{boxes}</annotation>")
 
 
-def write_folder(root: Path, splits: tuple[str, ...] = (), a_class: int = 10) -> Path:
+def write_folder(root: Path, splits: tuple[str, ...] = (), per_class: int = 10) -> Path:
     """Classes cat and dog, with or without split folders; no boxes."""
     for split in splits or ("",):
         for name in ("cat", "dog"):
-            for i in range(a_class):
+            for i in range(per_class):
                 write_image(root / split / name / f"{name}_{i}.png", seed=i)
     return root
 

@@ -42,7 +42,8 @@ def outputs_and_gradients(function, tensors: tuple[torch.Tensor, ...]) -> list[t
         ((7, 13), [3, 2], "stencil"),
         ((5, 1), [3, 0], "stencil"),
         ((5, 4), [3, 2], "dense"),
-        ((1, 5), [7, 2], "auto"),  # for so few tokens p = 7 takes dense matrices
+        # For so few tokens p = 7 takes dense matrices.
+        pytest.param((1, 5), [7, 2], "auto", marks=pytest.mark.not_compiled),
     ],
     ids=str,
 )

@@ -7,6 +7,7 @@ import pytest
 from scm_fast.errors import InputError
 from scm_fast.evaluation import boxes as B
 from scm_fast.evaluation.sweep import boxes_at_levels
+from scm_fast.threshold import Threshold, to_uint8
 
 ALL_LEVELS = np.arange(255)
 
@@ -117,10 +118,10 @@ def test_single_thresholds_are_those_of_the_literal_rules(kind):
         scores, image = literal_uint8(activation)
         ours = B.resize_map(activation)
         assert np.array_equal(ours, scores)
-        assert np.array_equal(B.to_uint8(ours), image)
+        assert np.array_equal(to_uint8(ours), image)
         threshold = rng.choice([0.0, 0.1, 0.999, rng.random()])
-        assert B.all_boxes(image, threshold).tolist() == literal_boxes(image, threshold, multiple=True)
-        assert [B.largest_box(image, threshold).tolist()] == literal_boxes(image, threshold, multiple=False)
+        level = Threshold(threshold).level(ours)
+        assert [B.largest_box(image, level).tolist()] == literal_boxes(image, threshold, multiple=False)
 
 
 @pytest.mark.parametrize("kind", MAPS)
@@ -211,8 +212,7 @@ def test_boxes_go_back_to_original_pixels():
 def test_constant_maps_have_no_box(value):
     scores = B.resize_map(np.full((14, 14), value))
     assert (scores == 0).all()
-    assert B.largest_box(B.to_uint8(scores), 0).tolist() == [0, 0, 0, 0]
-    assert B.all_boxes(B.to_uint8(scores), 0.5).tolist() == [[0, 0, 0, 0]]
+    assert B.largest_box(to_uint8(scores), 0).tolist() == [0, 0, 0, 0]
 
 
 def test_what_is_refused():
@@ -223,3 +223,79 @@ def test_what_is_refused():
     for step in (0, -0.1, 1.5):
         with pytest.raises(InputError, match="step"):
             B.thresholds(step)
+
+
+def blobs(*rectangles):
+    """A map at the evaluation size, zero but for (x0, y0, x1, y1, value)."""
+    scores = np.zeros((224, 224))
+    for x0, y0, x1, y1, value in rectangles:
+        scores[y0:y1, x0:x1] = value
+    return scores
+
+
+def found_in(scores, max_boxes, threshold=0.1, size=(224, 224)):
+    """(boxes, scores) as `locate` gives them."""
+    located = B.locate(scores, Threshold(threshold), size, max_boxes)
+    return [tuple(map(round, box)) for box, _ in located.boxes], [score for _, score in located.boxes]
+
+
+def test_several_objects():
+    """The largest first, then the others by their share of the map: a small bright one before a large dim one."""
+    large, dim, bright = (10, 10, 90, 110, 1.0), (120, 10, 180, 70, 0.3), (120, 120, 160, 160, 1.0)
+    scores = blobs(large, dim, bright)
+    boxes, shares = found_in(scores, 5)
+    assert boxes == [large[:4], bright[:4], dim[:4]]
+    assert shares == pytest.approx([1, 1600 / 8000, 0.3 * 3600 / 8000])
+    for max_boxes in (1, 2, 3):
+        assert found_in(scores, max_boxes) == (boxes[:max_boxes], shares[:max_boxes])
+    doubled, _ = found_in(scores, 2, size=(448, 672))
+    assert doubled == [(20, 30, 180, 330), (240, 360, 320, 480)]
+
+
+def test_a_dim_object_may_be_the_largest():
+    """It stays the first, as in evaluation; the score of the other is then no less."""
+    dim, bright = (10, 10, 90, 90, 0.2), (120, 120, 180, 180, 1.0)
+    assert found_in(blobs(bright, dim), 2) == ([dim[:4], bright[:4]], [1, 1])
+
+
+def test_equal_objects_are_found_once_each():
+    squares = [(20, 20, 60, 60, 1.0), (120, 20, 160, 60, 1.0), (20, 120, 60, 160, 1.0)]
+    boxes, shares = found_in(blobs(*squares), 3)
+    assert sorted(boxes) == sorted(square[:4] for square in squares)
+    assert shares == [1, 1, 1]
+
+
+def test_a_hole_is_no_object_and_neither_is_what_lies_in_it():
+    ring, hole, island = (20, 20, 200, 200, 1.0), (50, 50, 170, 170, 0.0), (80, 80, 140, 140, 1.0)
+    assert found_in(blobs(ring, hole), 5)[0] == [ring[:4]]
+    assert found_in(blobs(ring, hole, island), 5)[0] == [ring[:4]]
+
+
+def test_specks_are_no_objects():
+    """A contour's area is that of the polygon through its outer pixels: 9 x 9 pixels have 64."""
+    half = (10, 10, 41, 31, 1.0)
+    assert found_in(blobs(half, (100, 100, 109, 109, 1.0)), 5)[0] == [half[:4], (100, 100, 109, 109)]
+    assert found_in(blobs(half, (100, 100, 108, 109, 1.0)), 5)[0] == [half[:4]]
+    large = (10, 10, 111, 91, 1.0)  # 100 x 80: a tenth is 20 x 40
+    assert found_in(blobs(large, (150, 100, 171, 141, 1.0)), 5)[0] == [large[:4], (150, 100, 171, 141)]
+    assert found_in(blobs(large, (150, 100, 171, 140, 1.0)), 5)[0] == [large[:4]]
+    # Alone, a speck is what there is.
+    assert found_in(blobs((100, 100, 103, 103, 1.0)), 5)[0] == [(100, 100, 103, 103)]
+
+
+@pytest.mark.parametrize("kind", MAPS)
+def test_the_first_of_several_boxes_is_the_only_one_of_one(kind):
+    rng = np.random.default_rng(8)
+    for _ in range(50):
+        activation = MAPS[kind](rng)
+        one = B.locate(activation, Threshold(0.2), (300, 200))
+        many = B.locate(activation, Threshold(0.2), (300, 200), 4)
+        assert one.boxes == many.boxes[:1]
+        assert 1 <= len(many.boxes) <= 4
+        assert len({box for box, _ in many.boxes}) == len(many.boxes)
+        shares = [score for _, score in many.boxes]
+        assert shares == sorted(shares, reverse=True)
+
+
+def test_a_constant_map_has_no_other_boxes():
+    assert found_in(np.full((14, 14), 0.5), 5) == ([(0, 0, 224, 224)], [1])

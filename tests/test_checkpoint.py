@@ -1,8 +1,11 @@
 """Checkpoints: what is saved comes back, published files load, and nothing in a file is executed."""
 
+import io
 import json
 import logging
+import os
 import pickle
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ import torch
 
 from scm_fast import InputError, create_model, load_model, save_model
 from scm_fast.models.weights import read_file
+from scm_fast.threshold import Threshold
 
 SMALL = {"depth": 2, "embed_dim": 48, "num_heads": 3}
 
@@ -39,14 +43,14 @@ def test_a_saved_model_comes_back(tmp_path, backbone, method, arguments):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
-    model.config.threshold = 0.35
+    model.config.threshold = Threshold(0.35, interpolation="linear")
     folder = save_model(model, tmp_path / "run" / "checkpoint")
     assert sorted(p.name for p in folder.iterdir()) == ["config.json", "model.safetensors"]
     for path in (folder, folder / "model.safetensors"):
         loaded = load_model(path)
         assert not loaded.training
         same_evaluation(loaded, model, (64, 96))
-        assert json.dumps(vars(loaded.config)) == json.dumps(vars(model.config))
+        assert json.dumps(asdict(loaded.config)) == json.dumps(asdict(model.config))
         state = loaded.state_dict()
         assert state.keys() == model.state_dict().keys()
         assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
@@ -114,7 +118,7 @@ def test_a_file_that_is_no_checkpoint_says_what_is_wrong(tmp_path):
     with pytest.raises(InputError, match=r"deit\.pth: not a published .* create_model\(pretrained=\.\.\.\)"):
         load_model(tmp_path / "deit.pth")
     (tmp_path / "text.pth").write_text("hello")
-    with pytest.raises(InputError, match=r"text\.pth: cannot be read as weights"):
+    with pytest.raises(InputError, match=r"text\.pth: this is not a weight file"):
         load_model(tmp_path / "text.pth")
     state = published_state()
     del state["module.blocks.3.mlp.fc1.bias"]
@@ -134,9 +138,99 @@ def test_a_broken_config_is_named(tmp_path):
     config.write_text("{")
     with pytest.raises(InputError, match=r"config\.json: not a JSON file"):
         load_model(tmp_path)
-    config.write_text(json.dumps(values | {"num_classes": 4}))
-    with pytest.raises(InputError, match=r"2 of another shape: head\.bias \(file \(3,\), model \(4,\)\)"):
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_classes": 4}, "num_classes is 4, but the weights beside it are of 3"),
+        ({"num_classes": 0}, "num_classes: input should be greater than 0"),
+        (
+            {"image_size": [1_000_000, 1_000_000]},
+            r"image_size\.0: input should be less than or equal to 8192",
+        ),
+        ({"image_size": 64}, "image_size: input should be a valid tuple, got '64'"),
+        ({"image_size": [96, 96]}, r"1 of another shape: backbone\.pos_embed"),
+        ({"threshold": "x"}, r"config\.json: threshold must be in \[0, 1\), got 'x'"),
+        ({"threshold": 1.5}, r"config\.json: threshold must be in \[0, 1\), got 1.5"),
+        (
+            {"threshold": {"value": 0.2, "rule": "best"}},
+            "threshold rule must be one of global, deviation, between, geometric, got 'best'",
+        ),
+        ({"threshold": {"value": 0.2, "interpolation": "area"}}, "one of cubic, linear, got 'area'"),
+        ({"threshold": {"valu": 0.2}}, r"threshold must be in \[0, 1\), got \{'valu': 0.2\}"),
+        ({"mean": [0.5, 0.5]}, r"mean\.2: field required"),
+        ({"std": [0.5, 0, 0.5]}, r"std\.1: input should be greater than 0, got '0'"),
+        ({"method": "scn"}, "method must be one of scm, tscam, cls, got 'scn'"),
+        ({"class_names": ["a"]}, "class_names must have 3 entries, one per class, got 1"),
+        (
+            {"backbone_options": SMALL | {"depth": 100_000}},
+            "depth is 100000, but the weights beside it are of 2",
+        ),
+        ({"backbone_options": SMALL | {"embed_dim": 10**6}}, "embed_dim is 1000000, but .* of 48"),
+        ({"backbone_options": SMALL | {"num_heads": 5}}, "no model can be made of this"),
+        ({"backbone_options": SMALL | {"colour": 5}}, "does not accept these options"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_a_config_that_was_edited_by_hand(tmp_path, change, message):
+    model = create_model("deit_tiny_patch16_224", 3, "tscam", image_size=64, backbone_options=SMALL)
+    config = save_model(model, tmp_path) / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | change))
+    with pytest.raises(InputError, match=message) as refused:
         load_model(tmp_path)
+    assert "\n" not in str(refused.value)
+
+
+def test_files_of_a_model_have_the_usual_permissions(tmp_path):
+    model = create_model("deit_tiny_patch16_224", 3, "tscam", image_size=64, backbone_options=SMALL)
+    before = os.umask(0o027)
+    try:
+        save_model(model, tmp_path / "model")
+    finally:
+        os.umask(before)
+    assert {oct(path.stat().st_mode & 0o777) for path in (tmp_path / "model").iterdir()} == {"0o640"}
+
+
+@pytest.fixture(scope="module")
+def weight_files():
+    """What torch and safetensors write, as bytes by suffix; 40 kB of tensors."""
+    tensors = {"a": torch.randn(100, 100), "b": torch.randn(10)}
+    zipped, legacy = io.BytesIO(), io.BytesIO()
+    torch.save(tensors, zipped)
+    torch.save(tensors, legacy, _use_new_zipfile_serialization=False)
+    return {
+        "zip.pth": zipped.getvalue(),
+        "legacy.pth": legacy.getvalue(),
+        "a.safetensors": safetensors.torch.save(tensors),
+    }
+
+
+@pytest.mark.parametrize("share", [0.02, 0.5, 0.99])
+@pytest.mark.parametrize("name", ["zip.pth", "legacy.pth", "a.safetensors"])
+def test_truncated_weights(tmp_path, weight_files, name, share):
+    content = weight_files[name]
+    (tmp_path / name).write_bytes(content)
+    assert read_file(tmp_path / name).keys() == {"a", "b"}
+    (tmp_path / name).write_bytes(content[: int(len(content) * share)])
+    with pytest.raises(InputError, match=f"{name}: this weight file is truncated"):
+        read_file(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["a.pth", "a.safetensors"])
+@pytest.mark.parametrize(
+    "content", [b"", b"hello", b"<!DOCTYPE html><html>", b"PK\5\6" + bytes(18), bytes(100)]
+)
+def test_what_is_no_weight_file(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=f"{name}: this is not a weight file"):
+        read_file(tmp_path / name)
+
+
+def test_a_plain_pickle_is_no_weight_file(tmp_path):
+    (tmp_path / "a.pth").write_bytes(pickle.dumps({"a": 1}))
+    with pytest.raises(InputError, match="this is not a weight file"):
+        read_file(tmp_path / "a.pth")
 
 
 class _Trap:
@@ -147,10 +241,11 @@ class _Trap:
 def test_code_in_a_file_is_not_run(tmp_path, capsys):
     torch.save({"state_dict": _Trap()}, tmp_path / "trap.pth")
     (tmp_path / "old.pth").write_bytes(pickle.dumps(_Trap(), protocol=2))
-    for name in ("trap.pth", "old.pth"):
-        with pytest.raises(InputError, match="cannot be read as weights"):
+    (tmp_path / "protocol4.pth").write_bytes(pickle.dumps(_Trap(), protocol=4))
+    for name in ("trap.pth", "old.pth", "protocol4.pth"):
+        with pytest.raises(InputError, match=r"this file contains code.*, which is refused"):
             load_model(tmp_path / name)
-        with pytest.raises(InputError, match="cannot be read as weights"):
+        with pytest.raises(InputError, match=r"this file contains code.*, which is refused"):
             create_model("deit_tiny_patch16_224", 3, pretrained=tmp_path / name)
     assert "this code was run" not in capsys.readouterr().out
 

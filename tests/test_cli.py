@@ -10,7 +10,7 @@ import pytest
 from data_folders import write_folder
 
 from scm_fast import InputError
-from scm_fast.cli import COMMANDS, main, running
+from scm_fast.cli import COMMANDS, main, program
 
 SCM_FAST = [sys.executable, "-m", "scm_fast.cli"]
 
@@ -80,7 +80,7 @@ def _raise(error):
     ("error", "status", "message"),
     [
         (InputError("photos: no such folder"), 2, "scm-fast x: error: photos: no such folder\n"),
-        (running.Stop("the loss is NaN", 1), 1, "scm-fast x: the loss is NaN\n"),
+        (program.Stop("the loss is NaN", 1), 1, "scm-fast x: the loss is NaN\n"),
         (FileNotFoundError(2, "No such file", "a.json"), 2, "scm-fast x: error: a.json: No such file\n"),
         (OSError(28, "No space left on device"), 2, "scm-fast x: error: disk: No space left on device\n"),
         (OutOfMemoryError("CUDA out of memory. Tried to"), 2, "CUDA out of memory; use smaller batches"),
@@ -89,14 +89,14 @@ def _raise(error):
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
 def test_exit_statuses(error, status, message, capsys):
-    assert running.guarded("scm-fast x", lambda: _raise(error)) == status
+    assert program.guarded("scm-fast x", lambda: _raise(error)) == status
     assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), ValueError("a bug"), OSError("a bug")], ids=repr)
 def test_bugs_keep_their_traceback(error):
     with pytest.raises(type(error), match="a bug"):
-        running.guarded("scm-fast x", lambda: _raise(error))
+        program.guarded("scm-fast x", lambda: _raise(error))
 
 
 def test_reader_that_goes_away_is_no_error():

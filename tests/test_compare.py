@@ -24,6 +24,7 @@ def write_run(
     finished: bool = True,
     epochs_done: int = 3,
     images: int = 10,
+    rule: str = "between",
     **fields,
 ) -> Path:
     """A run of three epochs, best in the second; gt_known on the test split, two points more in validation."""
@@ -32,7 +33,8 @@ def write_run(
     config.save(path / "config.yaml")
     rows = [
         {"epoch": epoch, "steps": 10 * (epoch + 1), "lr": 0.1, "train_loss": 3.0 - epoch, "train_top1": 50.0,
-         "images_per_second": 100.0 + epoch, "threshold": 0.1 * (epoch + 1), "top1_cls": 60.0 + epoch,
+         "images_per_second": 100.0 + epoch, "threshold": 0.1 * (epoch + 1),
+         "threshold_rule": rule, "top1_cls": 60.0 + epoch,
          "top1_loc": 50.0, "gt_known": gt_known + (2 if epoch == 1 else 0), "max_box_acc_v2": 70.0}
         for epoch in range(epochs_done)
     ]  # fmt: skip
@@ -46,6 +48,7 @@ def write_run(
         content = {
             "metrics": {name: {"value": value, "threshold": None} for name, value in values.items()},
             **{"baselines": BASELINES, "images": images, "threshold": 0.25, "protocol": config.protocol},
+            "threshold_rule": rule,
         }
         (path / "evaluation").mkdir()
         (path / "evaluation" / "metrics.json").write_text(json.dumps(content))
@@ -85,11 +88,11 @@ def test_two_runs(tmp_path, compare):
     assert row(text, "test split", "scm") == {
         **{"method": "scm", "preset": "paper", "backbone": "deit_small_patch16_224", "seed": "0"},
         **{"epochs": "3", "Top-1 cls": "61.0", "Top-1 loc": "48.0", "GT-Known": "85.0"},
-        **{"MaxBoxAccV2": "69.0", "threshold": "0.250", "images/s": "101.0"},
+        **{"MaxBoxAccV2": "69.0", "threshold": "between 0.250", "images/s": "101.0"},
     }
     assert row(text, "test split", "centre box")["GT-Known"] == "50.7"
     best = row(text, "validation split", "tscam")
-    assert (best["epoch"], best["GT-Known"], best["threshold"]) == ("2", "82.0", "0.200")
+    assert (best["epoch"], best["GT-Known"], best["threshold"]) == ("2", "82.0", "between 0.200")
     differing = text[text.index("configuration, where it differs") :].splitlines()[4:]
     assert [line.split() for line in differing if line] == [
         ["method", "scm", "tscam"],
@@ -113,6 +116,20 @@ def test_seeds_are_repetitions(tmp_path, compare):
     assert [run["seed"] for run in first["runs"]] == [0, 1, 2]
     assert second["test"]["gt_known"] == {"mean": 70.0, "standard_deviation": None, "runs": 1}
     assert json.loads(text)["differences"]["preset"] == ["paper", "official"]
+
+
+def test_thresholds_of_different_rules_have_no_mean(tmp_path, compare):
+    runs = [
+        write_run(tmp_path / f"s{s}", seed=s, rule=r) for s, r in enumerate(("between", "between", "global"))
+    ]
+    _, text, _ = compare(*runs[:2])
+    assert row(text, "test split", "s0, s1")["threshold"] == "between 0.250 ± 0.000"
+    _, text, _ = compare(*runs)
+    assert row(text, "test split", "s0, s1, s2")["threshold"] == "between, global"
+    _, text, _ = compare(*runs, "--json")
+    (group,) = json.loads(text)["groups"]
+    assert group["threshold_rules"] == {"test": ["between", "global"], "validation": ["between", "global"]}
+    assert group["test"]["threshold"] is None
 
 
 def test_same_seed_twice(tmp_path, compare):
@@ -180,7 +197,7 @@ def test_curves_of_all_runs(tmp_path, compare, monkeypatch):
     ("damage", "message"),
     [
         (lambda run: (run / "config.yaml").unlink(), "not a run folder"),
-        (lambda run: (run / "config.yaml").write_text("epoch: 3"), "config.yaml: unknown field 'epoch'"),
+        (lambda run: (run / "config.yaml").write_text("epoch: 3"), "config.yaml: unknown option 'epoch'"),
         (
             lambda run: (run / "evaluation" / "metrics.json").write_text("{"),
             "not the metrics of an evaluation",

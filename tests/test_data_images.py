@@ -5,8 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from scm_fast.data.decode import load_tensor
-from scm_fast.data.images import ORIENTATION_TAG, image_size, load_image
+from scm_fast.data.images import ORIENTATION_TAG, image_size, load_image, load_tensor
 from scm_fast.errors import InputError
 
 

@@ -21,8 +21,10 @@ from data_folders import (
 )
 from PIL import Image
 
-from scm_fast.data import DataProblems, open_dataset
-from scm_fast.data.opening import detect_layout
+from scm_fast.data import DataProblems, DataSource, open_dataset
+from scm_fast.data.layouts import registry
+from scm_fast.data.opening import resolve_layout
+from scm_fast.data.records import Record, Split
 from scm_fast.errors import InputError
 
 
@@ -67,7 +69,7 @@ def test_cub_validation_is_carved_from_train(tmp_path):
     assert train | val == trainval
     assert not train & val
     assert not trainval & test
-    assert len(val) == 3  # a tenth of 8 images a class, at least one
+    assert len(val) == 3  # a tenth of 8 images per class, at least one
     assert len({name.split("/")[0] for name in val}) == 3
 
 
@@ -167,7 +169,6 @@ def test_wsol_masks(tmp_path):
     metadata = write_wsol(tmp_path, masks=True)
     test = open_dataset(metadata, "test")
     folder = tmp_path / "dataset" / "SET" / "test"
-    assert test.records.has_masks
     assert not test.records.has_boxes
     assert test.records[2].masks == (str(folder / "2_m0.png"), str(folder / "2_m1.png"))
     assert test.records[2].ignore_mask == str(folder / "2_ignore.png")
@@ -351,7 +352,7 @@ def test_folder_with_train_alone(tmp_path):
 
 @pytest.mark.parametrize("name", ["cat_{i}.png", "cat/cat_{i}.png", "test/cat/cat_{i}.png"])
 def test_coco_boxes_by_any_file_name(tmp_path, name):
-    root = write_folder(tmp_path, ("train", "test"), a_class=3)
+    root = write_folder(tmp_path, ("train", "test"), per_class=3)
     files = [name.format(i=i) for i in range(3)]
     write_coco(root / "test.json", files + [file.replace("cat", "dog") for file in files], (5, 4, 30.5, 20))
     test = open_dataset(root, "test")
@@ -360,7 +361,7 @@ def test_coco_boxes_by_any_file_name(tmp_path, name):
 
 
 def test_coco_keeps_boxes_of_the_images_own_class(tmp_path):
-    root = write_folder(tmp_path, ("train", "test"), a_class=1)
+    root = write_folder(tmp_path, ("train", "test"), per_class=1)
     path = write_coco(root / "test.json", ["cat_0.png", "dog_0.png"])
     coco = json.loads(path.read_text())
     coco["annotations"].append({"id": 1, "image_id": 0, "category_id": 9, "bbox": [0, 0, 3, 3]})
@@ -373,7 +374,7 @@ def test_coco_keeps_boxes_of_the_images_own_class(tmp_path):
 
 
 def test_coco_given_and_problems(tmp_path):
-    root = write_folder(tmp_path / "set", ("train", "test"), a_class=2)
+    root = write_folder(tmp_path / "set", ("train", "test"), per_class=2)
     files = ["test/cat/cat_0.png", "test/cat/cat_1.png", "test/dog/dog_0.png", "test/dog/dog_9.png"]
     path = write_coco(tmp_path / "boxes.json", files)
     coco = json.loads(path.read_text())
@@ -425,7 +426,7 @@ def test_coco_names_that_fit_several_images(tmp_path):
 
 
 def test_coco_given_for_several_splits(tmp_path):
-    root = write_folder(tmp_path / "set", ("train", "test"), a_class=2)
+    root = write_folder(tmp_path / "set", ("train", "test"), per_class=2)
     files = [f"{s}/{c}/{c}_{i}.png" for s in ("train", "test") for c in ("cat", "dog") for i in (0, 1)]
     boxes = write_coco(tmp_path / "boxes.json", files)
     for split in ("test", "trainval"):
@@ -433,7 +434,7 @@ def test_coco_given_for_several_splits(tmp_path):
 
 
 def test_coco_of_one_split_may_reuse_names_of_another(tmp_path):
-    root = write_folder(tmp_path, ("train", "test"), a_class=2)
+    root = write_folder(tmp_path, ("train", "test"), per_class=2)
     write_coco(
         root / "test" / "_annotations.coco.json", [f"{c}_{i}.png" for c in ("cat", "dog") for i in (0, 1)]
     )
@@ -519,15 +520,60 @@ def test_truncated_image_shows_when_pixels_are_verified(tmp_path):
     assert "Bird_1_0005.jpg: cannot read this image (image file is truncated" in found[0]
 
 
+def test_a_source_opens_each_split_once(tmp_path):
+    root = write_folder(tmp_path)
+    source = DataSource(root, skip_bad_images=True)
+    test = source.split("test")
+    assert (test.split, test.root) == ("test", str(root))
+    shutil.rmtree(root)
+    assert source.split("test") is test
+    with pytest.raises(InputError, match="no such folder"):
+        source.split("train")
+
+
 def test_layout_can_be_forced(tmp_path):
     root = write_cub(tmp_path)
-    assert detect_layout(root) == ("cub", root)
+    layout, found = resolve_layout(root)
+    assert (layout.name, found) == ("cub", root)
     forced = open_dataset(root / "images", "trainval", layout="folder")
     assert forced.class_names == ["001.Bird_0", "002.Bird_1", "003.Bird_2"]
     with pytest.raises(InputError, match="this is no ilsvrc layout"):
         open_dataset(root, "train", layout="ilsvrc")
     with pytest.raises(InputError, match="layout 'coco': expected auto or one of cub, wsol"):
         open_dataset(root, "train", layout="coco")
+
+
+def test_a_registered_layout_is_found_checked_and_filtered(monkeypatch):
+    """One that has no files: two grey images, of which one has a label that there is not."""
+
+    def read(root, name, boxes):
+        records = [Record("a", 0), Record("b", 7)]
+        return Split("grey", name, None, ["grey"], records, pixels=np.full((2, 4, 4, 3), (0, 1, 2), np.uint8))
+
+    monkeypatch.setattr(registry, "_layouts", dict(registry._layouts))
+    grey = registry.Layout(
+        name="grey",
+        summary="two grey images",
+        expects="the word grey",
+        find_root=lambda root: root if str(root) == "grey" else None,
+        splits=lambda root: ("train",),
+        read=read,
+        takes=("boxes",),
+        on_disk=False,
+    )
+    registry.register(grey)
+    assert "grey" in registry.layout_names()
+    with pytest.raises(InputError, match="there is one of this name"):
+        registry.register(grey)
+    with pytest.raises(DataProblems, match="b: label 7 is out of range"):
+        open_dataset("grey", "train")
+    dataset = open_dataset("grey", "train", skip_bad_images=True)
+    assert (dataset.layout, ids(dataset)) == ("grey", ["a"])
+    assert dataset.load_tensor(0).shape == (3, 4, 4)
+    with pytest.raises(InputError, match="no use for it, only wsol"):
+        open_dataset("grey", "train", images=".")
+    with pytest.raises(InputError, match=r"this is no grey layout\. Expected the word grey"):
+        open_dataset("green", "train", layout="grey")
 
 
 @pytest.mark.parametrize("layout", ["auto", "cub", "folder"])

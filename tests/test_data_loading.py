@@ -17,16 +17,19 @@ from torchvision import transforms as classic
 
 from scm_fast.data import (
     DecodedCache,
-    Recipe,
+    Preprocessing,
     build_evaluation_loader,
     build_train_loader,
     open_dataset,
-    published_recipe,
+    published_preprocessing,
 )
-from scm_fast.data.sampling import EvaluationBatches, TrainBatches
+from scm_fast.data.order import EvaluationOrder, TrainOrder
 from scm_fast.errors import InputError
 
-TRAIN, TEST = published_recipe(training=True, image_size=28), published_recipe(training=False, image_size=28)
+TRAIN, TEST = (
+    published_preprocessing(training=True, image_size=28),
+    published_preprocessing(training=False, image_size=28),
+)
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +47,10 @@ def test_set(root):
     return open_dataset(root, "test")  # 12 images
 
 
-# --- transforms -----------------------------------------------------------------------------------------
+# --- preprocessing -----------------------------------------------------------------------------------------
 
 
-def test_test_recipe_equals_the_plain_pipeline(tmp_path):
+def test_test_preprocessing_equals_the_plain_pipeline(tmp_path):
     path = write_image(tmp_path / "image.png", (320, 210), seed=3)
     image = Image.open(path).convert("RGB")
     plain = classic.Compose(
@@ -57,17 +60,17 @@ def test_test_recipe_equals_the_plain_pipeline(tmp_path):
             classic.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
         ]
     )(image)
-    recipe = published_recipe(training=False)
-    ours = recipe.normalize(recipe.prepare(image)[None])[0]
+    preprocessing = published_preprocessing(training=False)
+    ours = preprocessing.normalize(preprocessing.prepare(image)[None])[0]
     assert ours.shape == (3, 224, 224)
     assert (ours - plain).abs().max() < 1.5 / 255 / 0.224  # one grey level
 
 
-def test_training_recipe_crops_and_flips():
-    recipe = published_recipe(training=True)
-    assert recipe.size == (256, 256)
+def test_training_preprocessing_crops_and_flips():
+    preprocessing = published_preprocessing(training=True)
+    assert preprocessing.size == (256, 256)
     ramp = torch.arange(256, dtype=torch.uint8).expand(3, 256, 256).contiguous()
-    rows = [recipe.augment(ramp)[0, 0].int() for _ in range(60)]
+    rows = [preprocessing.augment(ramp)[0, 0].int() for _ in range(60)]
     steps = [set((row[1:] - row[:-1]).tolist()) for row in rows]
     assert all(step in ({1}, {-1}) for step in steps)  # a straight crop, or a flipped one
     assert {1} in steps
@@ -79,16 +82,16 @@ def test_training_recipe_crops_and_flips():
 
 def test_normalize_is_the_same_for_any_dtype_of_batch():
     images = torch.randint(0, 256, (3, 3, 5, 7), dtype=torch.uint8)
-    recipe = Recipe((5, 7), mean=(0.5, 0.4, 0.3), std=(0.1, 0.2, 0.3))
+    preprocessing = Preprocessing((5, 7), mean=(0.5, 0.4, 0.3), std=(0.1, 0.2, 0.3))
     expected = (images.double() / 255 - torch.tensor([0.5, 0.4, 0.3]).view(3, 1, 1)) / torch.tensor(
         [0.1, 0.2, 0.3]
     ).view(3, 1, 1)
-    torch.testing.assert_close(recipe.normalize(images).double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(preprocessing.normalize(images).double(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_impossible_recipe():
+def test_impossible_preprocessing():
     with pytest.raises(InputError, match="resize=200: must be at least the crop"):
-        published_recipe(training=True, image_size=224, resize=200)
+        published_preprocessing(training=True, image_size=224, resize=200)
 
 
 # --- samplers -------------------------------------------------------------------------------------------
@@ -98,12 +101,12 @@ def test_impossible_recipe():
 @pytest.mark.parametrize("count", [1, 7, 16, 23])
 def test_evaluation_gives_each_image_to_one_process(count, world):
     shares = [
-        [index for batch in EvaluationBatches(count, 4, rank=rank, world=world) for _, index in batch]
+        [index for batch in EvaluationOrder(count, 4, rank=rank, world=world) for _, index in batch]
         for rank in range(world)
     ]
     assert sorted(index for share in shares for index in share) == list(range(count))
     for rank in range(world):
-        batches = EvaluationBatches(count, 4, rank=rank, world=world)
+        batches = EvaluationOrder(count, 4, rank=rank, world=world)
         assert len(batches) == len(list(batches))
 
 
@@ -115,7 +118,7 @@ def test_global_batches_do_not_depend_on_the_processes(world, micro_batch):
         """The images of each global batch, and the sizes of its micro-batches."""
         found = []
         for rank in range(world):
-            batches = TrainBatches(47, 10, micro_batch, seed=5, rank=rank, world=world)
+            batches = TrainOrder(47, 10, micro_batch, seed=5, rank=rank, world=world)
             parts = list(batches)
             assert len(parts) == len(batches) == 4 * batches.micro_batches
             found.append(
@@ -138,7 +141,7 @@ def test_global_batches_do_not_depend_on_the_processes(world, micro_batch):
 
 def test_epochs_and_seeds_differ():
     def order(seed, epoch):
-        batches = TrainBatches(40, 8, seed=seed)
+        batches = TrainOrder(40, 8, seed=seed)
         batches.epoch = epoch
         return [index for batch in batches for _, index in batch]
 
@@ -155,11 +158,11 @@ def test_epochs_and_seeds_differ():
 )
 def test_impossible_batches(arguments, message):
     with pytest.raises(InputError, match=message):
-        TrainBatches(*arguments)
+        TrainOrder(*arguments)
     with pytest.raises(InputError, match="a global batch of 2 images is too small for 3 processes"):
-        TrainBatches(50, 2, world=3)
+        TrainOrder(50, 2, world=3)
     with pytest.raises(InputError, match="5 training images are too few for 8 processes"):
-        TrainBatches(5, 8, world=8)
+        TrainOrder(5, 8, world=8)
 
 
 # --- loaders --------------------------------------------------------------------------------------------
@@ -195,7 +198,7 @@ def test_two_processes_see_what_one_sees(train):
     def by_step(world):
         merged = {}
         for rank in range(world):
-            loader = build_train_loader(train, TRAIN, global_batch=8, rank=rank, world=world, workers=0)
+            loader = build_train_loader(train, TRAIN, global_batch=8, process=(rank, world), workers=0)
             for step, batch in enumerate(loader):
                 for index, image in zip(batch.indices.tolist(), batch.images, strict=True):
                     merged[step, index] = image
@@ -210,7 +213,7 @@ def test_two_processes_see_what_one_sees(train):
 def test_resuming_mid_epoch(train, workers):
     def fresh(world=1, rank=0):
         return build_train_loader(
-            train, TRAIN, global_batch=8, micro_batch=4, workers=workers, rank=rank, world=world
+            train, TRAIN, global_batch=8, micro_batch=4, workers=workers, process=(rank, world)
         )
 
     whole = fresh()
@@ -284,9 +287,10 @@ def test_evaluation_loader(test_set):
 def test_workers_end_with_the_process_that_they_work_for(root):
     script = f"""
 import multiprocessing, os, signal, torch
-from scm_fast.data import build_train_loader, open_dataset, published_recipe
+from scm_fast.data import build_train_loader, open_dataset, published_preprocessing
 loader = build_train_loader(
-    open_dataset({str(root)!r}, "train"), published_recipe(training=True, image_size=32), global_batch=2, workers=2
+    open_dataset({str(root)!r}, "train"), published_preprocessing(training=True, image_size=32),
+    global_batch=2, workers=2,
 )
 next(iter(loader))
 workers = [child.pid for child in multiprocessing.active_children()]
@@ -323,8 +327,8 @@ def test_process_group_is_used(root, tmp_path):
         "from scm_fast.data import *\n"
         "torch.distributed.init_process_group('gloo')\n"
         f"dataset = open_dataset({str(root)!r}, 'test')\n"
-        "recipe = published_recipe(training=False, image_size=28)\n"
-        "loader = build_evaluation_loader(dataset, recipe, batch_size=5, workers=1)\n"
+        "preprocessing = published_preprocessing(training=False, image_size=28)\n"
+        "loader = build_evaluation_loader(dataset, preprocessing, batch_size=5, workers=1)\n"
         "mine = [i for batch in loader for i in batch.indices.tolist()]\n"
         "shares = [None] * torch.distributed.get_world_size()\n"
         "torch.distributed.all_gather_object(shares, mine)\n"
@@ -343,11 +347,6 @@ def test_process_group_is_used(root, tmp_path):
         command, capture_output=True, text=True, timeout=180, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
     assert result.returncode == 0, result.stderr
-
-
-def test_rank_without_world(train):
-    with pytest.raises(InputError, match="rank=1, world=None: give both or neither"):
-        build_train_loader(train, TRAIN, global_batch=8, rank=1)
 
 
 # --- bad images -----------------------------------------------------------------------------------------
@@ -431,13 +430,13 @@ def test_cache_notices_a_changed_image_and_damage(root, tmp_path):
     write_cub(folder)
     dataset = open_dataset(folder, "test")
     cache = DecodedCache(tmp_path / "cache", dataset, TEST.size, max_gigabytes=1)
-    recipe_of = {"batch_size": 12, "workers": 0, "cache": cache}
-    before = everything(build_evaluation_loader(dataset, TEST, **recipe_of))[0][2]
+    options = {"batch_size": 12, "workers": 0, "cache": cache}
+    before = everything(build_evaluation_loader(dataset, TEST, **options))[0][2]
     path = dataset.records[3].path
     time.sleep(0.01)
     write_image(folder / "images" / dataset.records[3].id, seed=99)
     assert cache.get(3, path) is None
-    after = everything(build_evaluation_loader(dataset, TEST, **recipe_of))[0][2]
+    after = everything(build_evaluation_loader(dataset, TEST, **options))[0][2]
     assert not torch.equal(before[3], after[3])
     assert torch.equal(before[4], after[4])
     with cache.path.open("r+b") as file:  # a bit of image 4 turns
@@ -446,7 +445,7 @@ def test_cache_notices_a_changed_image_and_damage(root, tmp_path):
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte ^ 1]))
     assert cache.get(4, dataset.records[4].path) is None
-    assert torch.equal(everything(build_evaluation_loader(dataset, TEST, **recipe_of))[0][2], after)
+    assert torch.equal(everything(build_evaluation_loader(dataset, TEST, **options))[0][2], after)
 
 
 def test_cache_on_a_full_disk_goes_on_without(train, tmp_path, monkeypatch, caplog):
@@ -475,7 +474,7 @@ def test_cache_in_an_impossible_place(train, tmp_path):
 
 
 def test_large_jpegs_are_decoded_scaled(tmp_path):
-    """The loader asks for the recipe's size, so a large photograph is not decoded whole."""
+    """The loader asks for the preprocessing's size, so a large photograph is not decoded whole."""
     root = write_cub(tmp_path)
     pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
     buffer = io.BytesIO()

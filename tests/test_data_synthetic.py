@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from scm_fast.data import open_dataset
-from scm_fast.data.synthetic import (
+from scm_fast.data.layouts.synthetic import (
     BADGE_COLOURS,
     CLASS_NAMES,
     COUNTS,
@@ -17,7 +17,7 @@ from scm_fast.data.synthetic import (
     SPLITS,
     RandomStream,
     draw_image,
-    read_split,
+    draw_split,
 )
 from scm_fast.errors import InputError
 
@@ -31,7 +31,7 @@ CHECKSUMS = {
 
 @pytest.fixture(scope="module")
 def sample():
-    return read_split("test", 360)
+    return draw_split("test", 360)
 
 
 def annotations(split):
@@ -40,17 +40,18 @@ def annotations(split):
 
 @pytest.mark.parametrize("name", SPLITS)
 def test_the_same_bytes_on_every_machine(name):
-    split, images = read_split(name, 24)
+    split = draw_split(name, 24)
     found = [
-        hashlib.sha256(data).hexdigest()[:16] for data in (images.tobytes(), annotations(split).encode())
+        hashlib.sha256(data).hexdigest()[:16]
+        for data in (split.pixels.tobytes(), annotations(split).encode())
     ]
     assert " ".join(found) == CHECKSUMS[name]
 
 
 def test_the_same_bytes_in_another_process():
     code = (
-        "import hashlib; from scm_fast.data.synthetic import read_split;"
-        "print(hashlib.sha256(read_split('val', 24)[1].tobytes()).hexdigest()[:16])"
+        "import hashlib; from scm_fast.data.layouts.synthetic import draw_split;"
+        "print(hashlib.sha256(draw_split('val', 24).pixels.tobytes()).hexdigest()[:16])"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == CHECKSUMS["val"].split()[0]
@@ -75,7 +76,7 @@ def test_random_stream_is_splitmix64():
 
 
 def test_splits_and_seeds_differ():
-    images = [read_split(name, 5)[1] for name in SPLITS] + [read_split("train", 5, seed=7)[1]]
+    images = [draw_split(name, 5).pixels for name in SPLITS] + [draw_split("train", 5, seed=7).pixels]
     flat = {image.tobytes() for group in images for image in group}
     assert len(flat) == 20
 
@@ -111,7 +112,7 @@ def badge_pixels(image, label):
 
 
 def test_the_class_is_in_a_small_part(sample):
-    split, images = sample
+    split, images = sample, sample.pixels
     for record, image in zip(split.records, images, strict=True):
         x0, y0, x1, y1 = map(int, record.boxes[0])
         badge = badge_pixels(image, record.label)
@@ -150,7 +151,7 @@ def test_the_tint_is_faint_and_in_the_object_alone():
 
 
 def test_boxes_are_in_the_image_and_vary(sample):
-    split, _ = sample
+    split = sample
     boxes = np.array([record.boxes[0] for record in split.records]) / SIZE
     assert boxes.min() >= 0
     assert boxes.max() <= 1
@@ -164,7 +165,7 @@ def test_boxes_are_in_the_image_and_vary(sample):
 
 
 def test_fixed_boxes_score_low(sample):
-    split, _ = sample
+    split = sample
     boxes = np.array([record.boxes[0] for record in split.records]) / SIZE
 
     def hits(side):
@@ -181,7 +182,7 @@ def test_fixed_boxes_score_low(sample):
 
 def test_the_body_stands_out_from_the_background(sample):
     """In brightness, over a region: the mean of the box's middle against that of the image's border."""
-    split, images = sample
+    split, images = sample, sample.pixels
     contrast = []
     for record, image in zip(split.records, images, strict=True):
         x0, y0, x1, y1 = map(int, record.boxes[0])

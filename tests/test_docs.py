@@ -14,8 +14,10 @@ from documents import anchors, blocks, broken_links, commands, inline_commands
 
 from scm_fast import create_model, save_model
 from scm_fast.cli import COMMANDS
-from scm_fast.cli.running import Parser
-from scm_fast.training.config import config_from_options
+from scm_fast.cli.program import Parser
+from scm_fast.data.layouts import registry as layouts
+from scm_fast.models.architectures import registry as architectures
+from scm_fast.training.recipes import config_from_options
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -67,6 +69,8 @@ def test_python_snippets_run(page, user_folder, monkeypatch):
     """In order, as one program. Weights are not downloaded: pretrained=True gives random ones here."""
     monkeypatch.chdir(user_folder)
     monkeypatch.setattr(timm_builder, "load_pretrained", lambda *args, **kwargs: None)
+    monkeypatch.setattr(layouts, "_layouts", dict(layouts._layouts))  # pages register some of their own
+    monkeypatch.setattr(architectures, "_architectures", list(architectures._architectures))
     torch.manual_seed(0)
     namespace: dict[str, object] = {"__name__": "__main__"}
     for block in blocks(page.read_text(), "python"):

@@ -3,8 +3,10 @@
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +17,14 @@ from test_boxes import literal_uint8
 
 import scm_fast
 from scm_fast.cli import evaluate as command
-from scm_fast.cli.running import Parser
-from scm_fast.evaluation import read_masks
+from scm_fast.cli.program import Parser
+from scm_fast.data import DataSource
+from scm_fast.evaluation import EvaluationSettings, read_masks, write_results
+from scm_fast.evaluation import evaluate as run_evaluation
 from scm_fast.evaluation.boxes import box_iou, scale_to_evaluation
-from scm_fast.evaluation.runner import evaluation_recipe
+from scm_fast.evaluation.predictor import Predictor
+from scm_fast.models import LocalizationModel
+from scm_fast.threshold import Threshold
 
 ROOT = Path(__file__).parents[1]
 CLASSES = ("disc", "ring", "square")
@@ -67,7 +73,7 @@ def checkpoint(tmp_path_factory):
 
 
 def evaluate(*arguments, processes=None):
-    """Run evaluate.py as a user would. One image a batch: rounding in the network depends on the batch."""
+    """Run evaluate.py as a user would. One image per batch: rounding in the network depends on the batch."""
     launch = [] if processes is None else ["-m", "torch.distributed.run", f"--nproc-per-node={processes}"]
     if launch:
         launch += ["--master-port=0", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
@@ -105,14 +111,14 @@ def test_a_run_writes_what_it_says(alone, data):
     run, out = alone
     metrics, rows = read(out)
     assert metrics["protocol"] == "heldout"
-    assert "best GT-Known on 7 held-out images" in metrics["threshold_rule"]
+    assert "best GT-Known on 7 held-out images" in metrics["threshold_choice"]
     assert metrics["images"] == len(rows) == 17
     assert metrics["left_out"] == []
-    for name in ("Top-1 localisation", "GT-Known", "MaxBoxAccV2", "full image", "centre box", "a second"):
+    for name in ("Top-1 localisation", "GT-Known", "MaxBoxAccV2", "full image", "centre box", "per second"):
         assert name in run.stdout
     assert set(metrics["metrics"]) == {
-        *("top1_cls", "top5_cls", "top1_loc", "top5_loc", "gt_known", "gt_known_published"),
-        *("max_box_acc", "max_box_acc_v2", "mean_iou"),
+        *("top1_cls", "top1_loc", "gt_known", "gt_known_published", "max_box_acc", "max_box_acc_v2"),
+        "mean_iou",
     }
     # The figures follow from the lines of predictions.csv.
     value = {name: metric["value"] for name, metric in metrics["metrics"].items()}
@@ -187,7 +193,7 @@ def in_process(capsys):
     def run(*arguments):
         parser = Parser("scm-fast evaluate", None)
         command.add_arguments(parser)
-        command.run(parser.parse_args(["--workers=0", *map(str, arguments)]))
+        command.execute(parser.parse_args(["--workers=0", *map(str, arguments)]))
         return capsys.readouterr().out
 
     return run
@@ -223,14 +229,285 @@ def test_without_any_boxes_there_is_classification_and_boxes_at_a_fixed_threshol
 ):
     bare = make_data(tmp_path / "data", boxes=False)
     common = ("--checkpoint", checkpoint, "--data", bare, "--out", tmp_path / "out")
-    with pytest.raises(scm_fast.InputError, match="split val: protocol heldout needs boxes"):
-        in_process(*common)
     shown = in_process(*common, "--protocol", "fixed", "--threshold", "0.123", "--step", "0.1", "--report")
     assert "17 images have no box and count for classification only" in shown
     metrics, rows = read(tmp_path / "out")
-    assert set(metrics["metrics"]) == {"top1_cls", "top5_cls"}
+    assert set(metrics["metrics"]) == {"top1_cls"}
     assert all(row["x1"] and not row["iou"] for row in rows)
     assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
+
+
+def test_heldout_without_boxes_to_choose_by_is_unboxed_and_says_so(in_process, checkpoint, tmp_path, caplog):
+    """The same at the end of training: see test_training."""
+    for missing in (("val.json",), ("test.json",), ("val.json", "test.json")):
+        data = make_data(tmp_path / "-".join(missing))
+        for name in missing:
+            (data / name).unlink()
+        out = data / "out"
+        caplog.clear()
+        shown = in_process("--checkpoint", checkpoint, "--data", data, "--out", out)
+        warned = "unboxed instead of heldout: there are no boxes in split val" in caplog.text
+        assert warned == (missing == ("val.json",)), "where it changes figures"
+        metrics, rows = read(out)
+        assert metrics["protocol"] == ("unboxed" if "val.json" in missing else "heldout")
+        assert f"protocol {metrics['protocol']}; threshold {metrics['threshold_choice']}" in shown
+        if "val.json" in missing:
+            assert (metrics["threshold"], metrics["threshold_rule"]) == (0.2, "between")
+            assert "7 images are too few to choose by" in metrics["threshold_choice"]
+        assert ("gt_known" in metrics["metrics"]) == ("test.json" not in missing)
+        assert metrics["images"] == len(rows) == 17
+        assert all(row["x1"] for row in rows), "every image has a box, measured or not"
+
+
+def test_a_threshold_chosen_on_another_split_is_not_said_to_be_the_test_splits(
+    in_process, data, checkpoint, tmp_path
+):
+    shown = in_process(
+        *("--checkpoint", checkpoint, "--data", data, "--split", "val"),
+        *("--protocol", "maxbox", "--out", tmp_path),
+    )
+    assert "the best GT-Known on the evaluated images themselves" in shown
+    assert "test split" not in shown
+
+
+def test_top5_of_three_classes_is_not_printed(alone):
+    run, out = alone
+    assert "Top-5" not in run.stdout
+    assert "Top-5 class" not in (out / "report.html").read_text()
+    assert not [name for name in read(out)[0]["metrics"] if name.startswith("top5")]
+
+
+def test_metrics_are_there_only_when_everything_else_is(in_process, data, checkpoint, tmp_path, monkeypatch):
+    common = (
+        "--checkpoint",
+        checkpoint,
+        "--data",
+        data,
+        "--protocol",
+        "maxbox",
+        "--report",
+        "--out",
+        tmp_path,
+    )
+    in_process(*common)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("metrics.json", "predictions.coco.json", "predictions.csv", "report.html")
+    ]
+    for name in ("results.write_coco", "report.write_report", "results.metrics_content"):
+
+        def fail(*arguments):
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(f"scm_fast.evaluation.{name}", fail)
+            with pytest.raises(OSError, match="No space left"):
+                in_process(*common)
+        assert not (tmp_path / "metrics.json").exists(), name
+    in_process(*common)
+    assert read(tmp_path)[0]["images"] == 17
+
+
+def test_every_image_goes_through_the_model_once(in_process, data, checkpoint, tmp_path, monkeypatch):
+    """Also with a report, whose gallery shows maps."""
+    seen = []
+    forward = LocalizationModel.forward
+    monkeypatch.setattr(
+        LocalizationModel, "forward", lambda self, images: seen.append(len(images)) or forward(self, images)
+    )
+    in_process("--checkpoint", checkpoint, "--data", data, "--report", "--out", tmp_path)
+    assert sum(seen) == 7 + 17
+
+
+def test_an_image_passes_few_files_of_the_project(data, checkpoint, tmp_path, monkeypatch):
+    """From an open data set to the written figures: a reader of the code has that many files to open."""
+    monkeypatch.setattr("scm_fast.evaluation.evaluator.available_cores", lambda: 1)
+    package = str(Path(scm_fast.__file__).parent)
+    predictor = Predictor(scm_fast.load_model(checkpoint), torch.device("cpu"))
+    source = DataSource(data)
+    source.split("val"), source.split("test")
+    entered = set()
+
+    def note(frame, event, argument):
+        if event == "call" and frame.f_code.co_filename.startswith(package):
+            entered.add(frame.f_code.co_filename.removeprefix(package))
+
+    before = sys.getprofile(), threading.getprofile()
+    threading.setprofile(note)  # boxes are found in another thread
+    sys.setprofile(note)
+    try:
+        done = run_evaluation(predictor, source, EvaluationSettings(workers=0))
+        write_results(tmp_path, done)
+    finally:
+        sys.setprofile(before[0])
+        threading.setprofile(before[1])
+    assert "/evaluation/sweep.py" in entered
+    assert "/models/backbones.py" in entered
+    assert len(entered) <= 25, "\n".join(sorted(entered))
+
+
+def test_gallery_maps_are_the_same_from_several_processes(alone, data, checkpoint, tmp_path):
+    common = ("--checkpoint", checkpoint, "--data", data, "--report", "--out", tmp_path)
+    run = evaluate(*common, processes=2)
+    assert run.returncode == 0, run.stderr
+    strips = [
+        re.findall('data:image/jpeg[^"]+', (o / "report.html").read_text()) for o in (alone[1], tmp_path)
+    ]
+    assert len(strips[0]) == 17
+    assert strips[0] == strips[1]
+
+
+@pytest.mark.parametrize("protocol", ["heldout", "published"])
+def test_localizer_finds_the_boxes_of_the_evaluation(in_process, data, checkpoint, tmp_path, protocol):
+    """The threshold travels with the interpolation it was chosen for."""
+    in_process("--checkpoint", checkpoint, "--data", data, "--protocol", protocol, "--out", tmp_path)
+    metrics, rows = read(tmp_path)
+    model = scm_fast.load_model(checkpoint)
+    model.config.threshold = Threshold(
+        metrics["threshold"], metrics["threshold_rule"], metrics["interpolation"]
+    )
+    localizer = scm_fast.Localizer(scm_fast.load_model(scm_fast.save_model(model, tmp_path / "model")))
+    found = localizer.predict([data / row["image"] for row in rows])
+    for row, prediction in zip(rows, found, strict=True):
+        expected = [float(row[corner]) for corner in ("x0", "y0", "x1", "y1")]
+        assert prediction.box == pytest.approx(expected, abs=0.01)
+
+
+def test_a_choice_by_rule_is_the_best_of_it_on_the_held_out_images(
+    in_process, alone, data, checkpoint, tmp_path
+):
+    common = ("--checkpoint", checkpoint, "--data", data)
+    in_process(*common, "--split", "val", "--protocol", "maxbox", "--out", tmp_path / "val")
+    validation = read(tmp_path / "val")[0]
+    curves = {"global": {"value": validation["curves"]["threshold"], **validation["curves"]}}
+    curves |= validation["rule_curves"]
+    best = {}
+    for rule, curve in curves.items():
+        equals = [i for i, v in enumerate(curve["gt_known"]) if v == max(curve["gt_known"])]
+        best[rule] = max(curve["gt_known"]), curve["value"][equals[len(equals) // 2]]
+    for rule in curves:
+        shown = in_process(*common, "--rule", rule, "--out", tmp_path / rule)
+        metrics = read(tmp_path / rule)[0]
+        assert (metrics["threshold_rule"], metrics["threshold"]) == (rule, pytest.approx(best[rule][1]))
+        assert f"threshold {rule}:" in shown
+        assert "without boxes to choose by (protocol unboxed): GT-Known" in shown
+    whole = read(alone[1])[0]
+    winner = max(("geometric", "between", "deviation", "global"), key=lambda rule: best[rule][0])
+    assert (whole["threshold_rule"], whole["threshold"]) == (winner, pytest.approx(best[winner][1]))
+    # The price of having no boxes stands beside it, and is what the protocol gives by itself.
+    in_process(*common, "--protocol", "unboxed", "--out", tmp_path / "unboxed")
+    alone_unboxed = read(tmp_path / "unboxed")[0]
+    for name in ("protocol", "threshold", "threshold_rule", "threshold_choice", "metrics"):
+        assert whole["unboxed"][name] == alone_unboxed[name], name
+    assert alone_unboxed["unboxed"] is None
+
+
+def test_unboxed_reads_no_box_of_the_split_that_chooses(in_process, checkpoint, tmp_path):
+    found = []
+    for boxes in ("right", "wrong"):
+        data = make_data(tmp_path / boxes, splits=(("train", 6), ("val", 16), ("test", 17)))
+        if boxes == "wrong":
+            content = json.loads((data / "val.json").read_text())
+            for annotation in content["annotations"]:
+                annotation["bbox"] = [0, 0, 9, 9]
+            (data / "val.json").write_text(json.dumps(content))
+        in_process(
+            *("--checkpoint", checkpoint, "--data", data, "--protocol", "unboxed", "--out", data / "out")
+        )
+        found.append(read(data / "out")[0])
+    assert found[0]["metrics"] == found[1]["metrics"]
+    assert found[0]["threshold_rule"] == "between"
+    assert "by the tokens of 16 images" in found[0]["threshold_choice"]
+
+
+def test_where_no_split_is_held_out_the_evaluated_images_choose(in_process, checkpoint, tmp_path, caplog):
+    data = make_data(tmp_path / "data")
+    metadata = tmp_path / "metadata"
+    (metadata / "test").mkdir(parents=True)
+    content = json.loads((data / "test.json").read_text())
+    tables = {
+        "image_ids": "{0}",
+        "class_labels": "{0},{1}",
+        "image_sizes": "{0},{2},{3}",
+        "localization": "{0},{4}",
+    }
+    for name, line in tables.items():
+        rows = []
+        for image, annotation in zip(content["images"], content["annotations"], strict=True):
+            x, y, w, h = annotation["bbox"]
+            values = image["file_name"], annotation["category_id"], image["width"], image["height"]
+            rows.append(line.format(*values, f"{x},{y},{x + w},{y + h}"))
+        (metadata / "test" / f"{name}.txt").write_text("\n".join(rows) + "\n")
+    in_process(
+        *("--checkpoint", checkpoint, "--data", metadata, "--images", data, "--layout", "wsol"),
+        *("--out", tmp_path / "out"),
+    )
+    metrics, _ = read(tmp_path / "out")
+    assert metrics["protocol"] == "unboxed"
+    assert "by the tokens of 17 images" in metrics["threshold_choice"]
+    assert "unboxed instead of heldout" in caplog.text
+
+
+def test_save_threshold(in_process, data, checkpoint, tmp_path, caplog):
+    """What heldout chose is what Localizer uses then; nothing else of the model changes."""
+    model = scm_fast.save_model(scm_fast.load_model(checkpoint), tmp_path / "model")
+    before = json.loads((model / "config.json").read_text())
+    in_process("--checkpoint", model, "--data", data, "--save-threshold", "--out", tmp_path / "out")
+    metrics, rows = read(tmp_path / "out")
+    assert "a loose choice: only 7 held-out images have boxes" in caplog.text
+    after = json.loads((model / "config.json").read_text())
+    assert after.pop("threshold") == {
+        **{"value": metrics["threshold"], "rule": metrics["threshold_rule"]},
+        **{"interpolation": "cubic"},
+    }
+    assert before.pop("threshold") is None
+    assert after == before
+    assert sorted(path.name for path in model.iterdir()) == ["config.json", "model.safetensors"]
+    (found,) = scm_fast.Localizer.from_checkpoint(model).predict(data / rows[0]["image"])
+    assert found.box == pytest.approx([float(rows[0][c]) for c in ("x0", "y0", "x1", "y1")], abs=0.01)
+    (tmp_path / "published.pth").write_bytes(b"")
+    with pytest.raises(scm_fast.InputError, match=r"published\.pth: a threshold can only be saved beside"):
+        in_process("--checkpoint", tmp_path / "published.pth", "--data", data, "--save-threshold")
+
+
+@pytest.mark.parametrize("method", ["scm", "tscam", "cls"])
+def test_mirror_and_attention_alone_serve_every_method(in_process, data, tmp_path, monkeypatch, method):
+    torch.manual_seed(0)
+    model = scm_fast.create_model(
+        "deit_tiny_patch16_224", 3, method, image_size=32, backbone_options={"depth": 1}
+    )
+    folder = scm_fast.save_model(model, tmp_path / "model")
+    seen = []
+    forward = LocalizationModel.forward
+    monkeypatch.setattr(
+        LocalizationModel, "forward", lambda self, images: seen.append(len(images)) or forward(self, images)
+    )
+    in_process(
+        *("--checkpoint", folder, "--data", data, "--strategy", "F0", "--mirror", "--out", tmp_path / "out")
+    )
+    metrics, rows = read(tmp_path / "out")
+    assert sum(seen) == 2 * (7 + 17)
+    assert (metrics["mirror"], metrics["strategy"]) == (True, "F0")
+    assert all(float(row["x1"]) > float(row["x0"]) for row in rows), "also of a 2 x 2 grid"
+
+
+@pytest.mark.parametrize("weight", [0.0, float("nan")], ids=["constant", "NaN"])
+def test_maps_that_say_nothing_are_counted_in_a_warning(in_process, tmp_path, caplog, weight):
+    """Also where the split that chooses has one image of each class."""
+    data = make_data(tmp_path / "data", splits=(("train", 6), ("val", 3), ("test", 5)))
+    model = scm_fast.create_model("deit_tiny_patch16_224", 3, image_size=32, backbone_options={"depth": 1})
+    with torch.no_grad():
+        model.head.weight.fill_(weight)
+    folder = scm_fast.save_model(model, tmp_path / "model")
+    for protocol in ("heldout", "unboxed", "maxbox", "published"):
+        caplog.clear()
+        in_process(
+            *("--checkpoint", folder, "--data", data, "--protocol", protocol, "--report"),
+            *("--out", tmp_path / protocol),
+        )
+        metrics, rows = read(tmp_path / protocol)
+        assert metrics["metrics"]["gt_known"]["value"] == 0
+        assert len(rows) == 5
+        assert "5 images of split test have a map that is constant or not of finite numbers" in caplog.text
 
 
 def test_masks_give_pxap(in_process, checkpoint, tmp_path):
@@ -261,10 +538,10 @@ def test_masks_give_pxap(in_process, checkpoint, tmp_path):
     value = read(tmp_path / "out")[0]["metrics"]["px_ap"]["value"]
 
     model = scm_fast.load_model(checkpoint)
-    recipe = evaluation_recipe(model)
+    preprocessing = Predictor(model, torch.device("cpu")).preprocessing
     scores, truth = [], []
     for number, name in enumerate(names):
-        batch = recipe.normalize(recipe.prepare(Image.open(root / f"{name}.png"))[None])
+        batch = preprocessing.normalize(preprocessing.prepare(Image.open(root / f"{name}.png"))[None])
         with torch.no_grad():
             activation = model(batch).activation_map(torch.tensor([number % 3]))[0]
         resized, _ = literal_uint8(activation.numpy())
@@ -296,16 +573,20 @@ def test_protocols_and_strategies_change_the_result_and_say_so(in_process, alone
         "maxbox": ("--protocol", "maxbox"),
         "published": ("--protocol", "published"),
         "fixed": ("--protocol", "fixed", "--threshold", "0.9"),
+        "rule": ("--protocol", "fixed", "--threshold", "deviation:-0.5"),
         "blocks": ("--protocol", "maxbox", "--strategy", "F4*S4"),
     }.items():
         in_process("--checkpoint", checkpoint, "--data", data, "--out", tmp_path / name, *options)
         results[name] = read(tmp_path / name)[0]
     best = results["maxbox"]["metrics"]
     assert best["gt_known"]["value"] == best["max_box_acc"]["value"]
-    assert (
-        results["maxbox"]["metrics"]["gt_known"]["value"] >= read(alone[1])[0]["metrics"]["gt_known"]["value"]
-    )
     assert results["fixed"]["threshold"] == 0.9
+    assert (results["rule"]["threshold"], results["rule"]["threshold_rule"]) == (-0.5, "deviation")
+    curve = results["maxbox"]["rule_curves"]["deviation"]
+    assert results["rule"]["metrics"]["gt_known"] == {
+        **{"value": pytest.approx(curve["gt_known"][curve["value"].index(-0.5)], abs=1e-3)},
+        **{"threshold": -0.5, "rule": "deviation"},
+    }
     assert len(results["published"]["curves"]["threshold"]) == 100
     assert "max_box_acc" not in results["published"]["metrics"], "its maps are resized otherwise"
     assert results["blocks"]["strategy"] == "F4*S4"
@@ -315,9 +596,16 @@ def test_protocols_and_strategies_change_the_result_and_say_so(in_process, alone
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--threshold", "0.3"], "--threshold T and --protocol fixed go together"),
-        (["--protocol", "fixed"], "--threshold T and --protocol fixed go together"),
-        (["--protocol", "fixed", "--threshold", "1"], r"--threshold must be in \[0, 1\), got 1.0"),
+        (["--threshold", "0.3"], "a threshold and protocol fixed go together"),
+        (["--protocol", "fixed"], "a threshold and protocol fixed go together"),
+        (["--protocol", "fixed", "--threshold", "1"], r"threshold must be in \[0, 1\), got 1.0"),
+        (
+            ["--protocol", "fixed", "--threshold", "x:1"],
+            "rule must be one of global, deviation, between, geometric, got 'x'",
+        ),
+        (["--protocol", "fixed", "--threshold", "between"], "such as between:0.3, got 'between'"),
+        (["--protocol", "fixed", "--threshold", "between:nan"], "a finite number, got nan"),
+        (["--save-threshold", "--strategy", "F0"], r"is used with F0\*S0, not with --strategy F0"),
         (["--protocol", "maxbox", "--strategy", "F5*S0"], "asks for block 5, but the checkpoint has 4"),
         (["--protocol", "maxbox", "--strategy", "G0"], "expected such as F0"),
         (["--protocol", "maxbox", "--split", "dev"], "no split 'dev', only train, val, test"),

@@ -1,6 +1,7 @@
 """The evaluator against literal loops over images, thresholds and boxes; from one and several processes."""
 
 import json
+import multiprocessing
 import subprocess
 import sys
 
@@ -13,9 +14,10 @@ from test_boxes import literal_boxes, literal_iou, literal_uint8
 
 from scm_fast.errors import InputError
 from scm_fast.evaluation import Evaluator, protocols
-from scm_fast.evaluation.breakdown import KINDS, error_kinds
-from scm_fast.evaluation.extraction import available_cores
+from scm_fast.evaluation.evaluator import available_cores
+from scm_fast.evaluation.metrics import KINDS, error_kinds
 from scm_fast.evaluation.pixels import read_masks
+from scm_fast.threshold import Threshold
 
 CLASSES = 7
 
@@ -135,19 +137,19 @@ def test_every_metric_is_that_of_the_literal_loops(step, interpolation, count):
     images = make_images(count, seed=count, masks=True)
     evaluator = Evaluator(step=step, interpolation=interpolation)
     accumulate(evaluator, images)
-    evaluation = evaluator.compute()
+    metrics = evaluator.compute()
     flag = cv2.INTER_CUBIC if interpolation == "cubic" else cv2.INTER_LINEAR
     top1, top5, curves, area = literal_metrics(images, step, flag)
 
-    assert evaluation.classification == {"top1_cls": pytest.approx(top1), "top5_cls": pytest.approx(top5)}
-    assert set(evaluation.curves) == set(curves)
+    assert metrics.classification == {"top1_cls": pytest.approx(top1), "top5_cls": pytest.approx(top5)}
+    assert set(metrics.curves) == set(curves)
     for name, expected in curves.items():
-        assert evaluation.curves[name] == pytest.approx(expected), name
-    assert evaluation.px_ap == pytest.approx(area)
-    assert evaluation.max_box_acc[0] == pytest.approx(curves["gt_known"].max())
-    assert evaluation.max_box_acc[1] == np.arange(0, 1, step)[middle_of_best(curves["gt_known"])]
+        assert metrics.curves[name] == pytest.approx(expected), name
+    assert metrics.px_ap == pytest.approx(area)
+    assert metrics.max_box_acc[0] == pytest.approx(curves["gt_known"].max())
+    assert metrics.max_box_acc[1] == np.arange(0, 1, step)[middle_of_best(curves["gt_known"])]
     v2 = np.mean([curves[f"every_box@{delta}"].max() for delta in (0.3, 0.5, 0.7)])
-    assert evaluation.max_box_acc_v2 == pytest.approx(v2)
+    assert metrics.max_box_acc_v2 == pytest.approx(v2)
 
 
 def test_protocols_read_the_curves_where_they_say():
@@ -160,13 +162,13 @@ def test_protocols_read_the_curves_where_they_say():
     best, val_best = middle_of_best(curve), middle_of_best(val_curve)
     assert curve[best] != curve[val_best], "the case tells the protocols apart"
 
-    fixed = protocols.fixed(test, 0.3)
-    assert fixed.threshold == 0.3
+    fixed = protocols.fixed(test, Threshold(0.3))
+    assert fixed.threshold == Threshold(0.3)
     assert fixed.metrics["gt_known"].value == curve[30]
     assert fixed.metrics["top5_loc"].value == test.curves["top5_loc"][30]
 
-    heldout = protocols.heldout(test, validation)
-    assert heldout.threshold == test.thresholds[val_best]
+    heldout = protocols.heldout(test, validation, "global")
+    assert heldout.threshold == Threshold(test.thresholds[val_best])
     assert heldout.metrics["gt_known"].value == curve[val_best]
 
     maxbox = protocols.maxbox(test)
@@ -179,7 +181,6 @@ def test_protocols_read_the_curves_where_they_say():
     published = protocols.published(test)
     for name in ("top1_loc", "top5_loc", "gt_known_published"):
         assert published.metrics[name].value == test.curves[name].max()
-    assert protocols.settings("published") == {"step": 0.01, "interpolation": "linear"}
 
     for result in (fixed, heldout, maxbox, published):
         assert sum(result.errors.values()) == pytest.approx(100)
@@ -188,22 +189,50 @@ def test_protocols_read_the_curves_where_they_say():
         iou = test.iou(test.boxes_at(result.threshold)[1])
         assert share == pytest.approx(100 * ((iou >= 0.5) & test.top1_right).mean())
 
-    with pytest.raises(InputError, match=r"0\.305"):
-        protocols.fixed(test, 0.305)
-    with pytest.raises(InputError, match="heldout, fixed, maxbox, published, got 'best'"):
-        protocols.settings("best")
+    with pytest.raises(InputError, match="heldout, unboxed, fixed, maxbox, published, got 'best'"):
+        protocols.result_under("best", test)
 
 
-def test_any_threshold_can_be_fixed_at_the_default_step():
+@pytest.mark.parametrize("step", [0.001, 0.3])
+def test_any_threshold_can_be_fixed_at_any_step(step):
     images = make_images(6)
-    evaluator = Evaluator()
+    evaluator = Evaluator(step)
     accumulate(evaluator, images)
-    evaluation = evaluator.compute()
+    metrics = evaluator.compute()
     for threshold in (0, 0.1, 0.12, 1 / 3, 0.7071, 0.99999):
-        boxes, _ = evaluation.boxes_at(threshold)
+        boxes, _ = metrics.boxes_at(Threshold(threshold))
         for image, box in zip(images, boxes, strict=True):
             _, levels = literal_uint8(image["maps"][image["label"]])
             assert [box.tolist()] == literal_boxes(levels, threshold, multiple=False)
+
+
+def test_an_iou_of_exactly_the_bound_is_a_hit():
+    found = (50, 60, 149, 159)  # 100 x 100: a contour's box ends one pixel after its last
+    activation = np.zeros((224, 224), np.float32)
+    activation[60:159, 50:149] = 1
+    truth = [[[50, 60, 149, 59 + rows]] for rows in (30, 50, 70)]  # IoU 0.3, 0.5 and 0.7
+    evaluator = Evaluator(step=0.5)
+    evaluator.accumulate(
+        index=range(3),
+        label=[0, 0, 0],
+        top_class=np.tile(np.arange(5), (3, 1)),
+        top_score=np.full((3, 5), 0.1),
+        maps=np.tile(activation, (3, 2, 1, 1)),
+        boxes=truth,
+        image_size=np.full((3, 2), 224),
+    )
+    metrics = evaluator.compute()
+    shares = {0.3: 100, 0.5: 200 / 3, 0.7: 100 / 3}
+    for delta, share in shares.items():
+        curve = "gt_known" if delta == 0.5 else f"gt_known@{delta}"
+        assert metrics.curves[curve] == pytest.approx(share), curve
+        assert metrics.curves[f"every_box@{delta}"] == pytest.approx(share)
+    for curve in ("top1_loc", "gt_known_published"):
+        assert metrics.curves[curve] == pytest.approx(shares[0.5]), curve
+    constant = metrics.constant_box(found)
+    assert constant["gt_known"] == constant["top1_loc"] == pytest.approx(shares[0.5])
+    assert constant["max_box_acc_v2"] == pytest.approx(200 / 3)
+    assert metrics.error_kinds(Threshold(0.5)) == ["more", "correct", "correct"]
 
 
 def test_baselines_by_hand():
@@ -226,8 +255,8 @@ def test_baselines_by_hand():
         boxes=truth,
         image_size=np.full((4, 2), 224),
     )
-    evaluation = evaluator.compute()
-    full, centre = evaluation.baselines()["full image"], evaluation.baselines()["centre box"]
+    metrics = evaluator.compute()
+    full, centre = metrics.baselines()["full image"], metrics.baselines()["centre box"]
     assert full["gt_known"] == centre["gt_known"] == 75
     assert full["top1_loc"] == centre["top1_loc"] == 50
     assert full["top5_loc"] == 75
@@ -281,8 +310,8 @@ def test_images_without_boxes_count_for_classification_only():
     accumulate(alone, [image for image in images if len(image["boxes"])])
     for name, curve in alone.compute().curves.items():
         assert np.array_equal(curve, some.curves[name])
-    assert np.isnan(some.iou(some.boxes_at(0.5)[0])).tolist() == [i in (3, 4) for i in range(9)]
-    assert [kind is None for kind in some.error_kinds(0.5)] == [i in (3, 4) for i in range(9)]
+    assert np.isnan(some.iou(some.boxes_at(Threshold(0.5))[0])).tolist() == [i in (3, 4) for i in range(9)]
+    assert [kind is None for kind in some.error_kinds(Threshold(0.5))] == [i in (3, 4) for i in range(9)]
 
     for image in images:
         image["boxes"] = np.zeros((0, 4))
@@ -301,17 +330,17 @@ def test_an_image_seen_again_counts_once_and_order_is_no_matter():
     assert figures(again.compute()) == figures(once.compute())
 
 
-def figures(evaluation):
-    """Everything an evaluation says, comparable and exact."""
-    result = protocols.maxbox(evaluation)
+def figures(metrics):
+    """Everything that metrics say, comparable and exact."""
+    result = protocols.maxbox(metrics)
     return {
-        "count": len(evaluation),
-        "metrics": {name: [metric.value, metric.threshold] for name, metric in result.metrics.items()},
+        "count": len(metrics),
+        "metrics": {name: [metric.value, str(metric.threshold)] for name, metric in result.metrics.items()},
         "errors": result.errors,
         "baselines": result.baselines,
-        "curves": {name: curve.tolist() for name, curve in evaluation.curves.items()},
-        "boxes": evaluation.boxes_at(0.3)[1].tolist(),
-        "index": evaluation.records.index.tolist(),
+        "curves": {name: curve.tolist() for name, curve in metrics.curves.items()},
+        "boxes": metrics.boxes_at(Threshold(0.3))[1].tolist(),
+        "index": metrics.table.index.tolist(),
     }
 
 
@@ -323,9 +352,9 @@ def evaluate_in_process(rank, world, folder, count, padded):
         mine.append(rank)  # as DistributedSampler does: every process gets equally many, some images twice
     evaluator = Evaluator(step=0.01, workers=1)
     accumulate(evaluator, [images[i] for i in mine])
-    evaluation = evaluator.compute()
+    metrics = evaluator.compute()
     with open(f"{folder}/{rank}.json", "w") as file:
-        json.dump(figures(evaluation), file)
+        json.dump(figures(metrics), file)
     dist.destroy_process_group()
 
 
@@ -344,6 +373,52 @@ def test_processes_give_the_figures_of_one(tmp_path, world, padded):
 def test_a_process_without_images_takes_part(tmp_path):
     mp.start_processes(evaluate_in_process, (3, str(tmp_path), 2, False), 3, start_method="fork")
     assert json.loads((tmp_path / "2.json").read_text())["count"] == 2
+
+
+def test_five_classes_have_no_top5():
+    images = make_images(8)
+    for classes, names in ((6, {"top5_cls", "top5_loc"}), (5, set()), (None, {"top5_cls", "top5_loc"})):
+        evaluator = Evaluator(step=0.05, num_classes=classes)
+        accumulate(evaluator, images)
+        metrics = evaluator.compute()
+        for result in (protocols.maxbox(metrics), protocols.published(metrics)):
+            assert {name for name in result.metrics if name.startswith("top5")} == names
+            assert all(("top5_loc" in figures) == bool(names) for figures in result.baselines.values())
+        assert ("top5_loc" in metrics.curves) == bool(names)
+
+
+def test_a_threshold_belongs_to_maps_that_are_resized_its_way():
+    evaluator = Evaluator(step=0.1, interpolation="linear")
+    accumulate(evaluator, make_images(4))
+    metrics = evaluator.compute()
+    assert protocols.maxbox(metrics).threshold.interpolation == "linear"
+    with pytest.raises(InputError, match="for maps with cubic interpolation, these maps have linear"):
+        metrics.boxes_at(Threshold(0.1))
+
+
+def with_one_wrong_batch(good, wrong):
+    with Evaluator(workers=2) as evaluator:
+        evaluator.accumulate(**good)  # starts the workers
+        evaluator.accumulate(**wrong)
+        evaluator.compute()
+
+
+def test_workers_and_opencv_are_left_as_they_were_when_an_evaluation_fails():
+    before, threads = multiprocessing.active_children(), cv2.getNumThreads()
+    cv2.setNumThreads(3)
+    try:
+        for wrong in ({"maps": np.zeros((1, 3, 7, 7))}, {"masks": [np.zeros((5, 5), np.uint8)]}):
+            batch = {
+                **{"index": [0], "label": [0], "top_class": [[0]], "top_score": [[1.0]]},
+                **{"maps": np.random.default_rng(0).random((1, 2, 7, 7)), "boxes": [[]]},
+                "image_size": [[10, 10]],
+            }
+            with pytest.raises(InputError, match="shape"):
+                with_one_wrong_batch(batch, {**batch, **wrong})
+            assert multiprocessing.active_children() == before
+            assert cv2.getNumThreads() == 3
+    finally:
+        cv2.setNumThreads(threads)
 
 
 def test_masks_are_read_as_the_reference_does(tmp_path):
@@ -440,10 +515,10 @@ for begin in range(0, count, batch):
         boxes=[[[10, 10, 200, 200]]] * batch,
         image_size=np.full((batch, 2), 224),
     )
-evaluation = evaluator.compute()
-result = protocols.maxbox(evaluation)
+metrics = evaluator.compute()
+result = protocols.maxbox(metrics)
 after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(len(evaluation), evaluation.records.nbytes, (after - before) * 1024)
+print(len(metrics), metrics.table.nbytes, (after - before) * 1024)
 """
 
 

@@ -2,23 +2,26 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
+
+from kernel_launches import recorded_launches
+
+from scm_fast import SpatialCalibration
+from scm_fast.backends import interpreting
 
 # The interpreter replaces the compiler, so compiling needs processes without it.
 BENCH = str(Path(__file__).parents[1] / "bench")
 ENVIRONMENT = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": BENCH}
-
-LAUNCHES = """
-from kernel_launches import Step, recorded_step
-for part in recorded_step(Step()):
-    print(*(launch.kernel.__name__ for launch in part))
-"""
 
 COMPILE = """
 import json, sys
@@ -36,18 +39,40 @@ def run(code: str, *arguments: str) -> str:
     return done.stdout
 
 
-def test_three_launches_forward_and_three_backward():
-    forward, backward = run(LAUNCHES).splitlines()
-    assert forward.split() == [
-        "edge_similarity_forward_kernel",
-        "activation_diffusion_forward_kernel",
-        "matrix_vector_kernel",
+# What torch does without a launch: memory and views of it.
+NO_LAUNCH = re.compile(
+    r"aten::(new_)?empty(_like|_strided)?|aten::(as_strided|select|slice|view|unsqueeze|detach)"
+)
+
+
+def launched(function: Callable[[], Any]) -> tuple[Any, list[str]]:
+    """What a function returns, and all that it would launch: this package's kernels and torch's operations."""
+    with (
+        recorded_launches() as launches,
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile,
+    ):
+        result = function()
+    operations = [event.name for event in profile.events() if event.name.startswith("aten::")]
+    assert operations  # memory at least, or the profiler saw nothing
+    return result, [
+        *(launch.name for launch in launches),
+        *(name for name in operations if not NO_LAUNCH.fullmatch(name)),
     ]
-    assert backward.split() == [
-        "matrix_vector_kernel",
-        "activation_diffusion_backward_kernel",
-        "edge_similarity_backward_kernel",
-    ]
+
+
+@pytest.mark.skipif(not interpreting(), reason="a GPU would run what is only recorded here")
+@pytest.mark.parametrize("blocks", [1, 4, 15])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_three_launches_forward_and_three_backward_and_nothing_else(blocks, dtype):
+    scm = SpatialCalibration(blocks, 4, backend="triton")
+    S = torch.zeros(2, 200, 14, 14, dtype=dtype, requires_grad=True)
+    F = torch.zeros(2, 14, 14, dtype=dtype, requires_grad=True)
+    inputs = (S, F, scm.lam, scm.beta)
+    out, forward = launched(lambda: scm(S, F))
+    dlogits = torch.ones_like(out.logits)
+    _, backward = launched(lambda: torch.autograd.grad(out.logits, inputs, dlogits))
+    assert forward == ["edge_similarity_forward", "activation_diffusion_forward", "matrix_vector"]
+    assert backward == ["matrix_vector", "activation_diffusion_backward", "edge_similarity_backward"]
 
 
 @pytest.mark.slow
@@ -68,3 +93,20 @@ def test_compiles_without_spills_within_shared_memory(target):
     }
     assert [row for row in rows if row[3] > 0] == []
     assert [row for row in rows if row[4] > row[5]] == []
+
+
+@pytest.mark.compiled
+def test_counts_of_a_training_step():
+    """Every launch is counted; a larger batch is more of the same, but for sums that one program takes along."""
+    from kernel_counts import COLUMNS, cells, counted_step
+    from kernel_launches import Step
+
+    one, two = (counted_step(Step(batch, 8, (5, 4), (1,)), "sm_90") for batch in (1, 2))
+    assert [launched.kernel for launched in one] == [launched.kernel for launched in two]
+    for launched, twice in zip(one, two, strict=True):
+        assert len(cells(launched)) == len(COLUMNS)
+        assert twice.counts.programs == 2 * launched.counts.programs
+        if launched.kernel != "edge_similarity_backward":
+            assert twice.counts.barriers == 2 * launched.counts.barriers
+        for what, sectors in launched.counts.sectors.items():
+            assert sectors.used <= sectors.requested <= twice.counts.sectors[what].requested

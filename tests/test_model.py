@@ -22,6 +22,10 @@ needs_data = pytest.mark.skipif(
 SMALL = {"depth": 2, "embed_dim": 48, "num_heads": 3}
 
 
+def imagenet_weights() -> Path:
+    return Path(DATA) / "weights/deit_tiny_patch16_224.safetensors"
+
+
 def literal_deit(weights, images, heads, patch):
     """DeiT by its equations: normalised tokens (B, N, D), and every attention matrix (B, heads, N, N)."""
     B, _, height, width = images.shape
@@ -72,14 +76,15 @@ def literal_scm(weights, images, heads, patch, iterations, detach_init, alpha=0.
     return logits, F0, S0
 
 
+@pytest.mark.parametrize("pretrained", ["random", pytest.param("imagenet", marks=needs_data)])
 @pytest.mark.parametrize("preset", ["paper", "official"])
 @pytest.mark.parametrize(
     ("dtype", "value", "gradient"), [(torch.float64, 1e-10, 1e-8), (torch.float32, 1e-5, 2e-4)]
 )
-def test_deit_tiny_with_scm_equals_the_literal_network(preset, dtype, value, gradient):
+def test_deit_tiny_with_scm_equals_the_literal_network(preset, dtype, value, gradient, pretrained):
     """The literal one in float64: in float32 its own rounding is larger than that of the model."""
     torch.manual_seed(0)
-    weights_file = Path(DATA) / "weights/deit_tiny_patch16_224.safetensors" if DATA else False
+    weights_file = imagenet_weights() if pretrained == "imagenet" else False
     model = create_model("deit_tiny_patch16_224", 20, "scm", weights_file, preset=preset).to(dtype)
     images = torch.randn(2, 3, 224, 224, dtype=dtype)
     labels = torch.tensor([3, 11])
@@ -163,10 +168,10 @@ def test_calibration_follows_preset_and_overrides():
 
 def test_activation_map_is_attention_times_the_semantic_map_of_the_class():
     generator = torch.Generator().manual_seed(0)
-    logits, attention, semantic = (
-        torch.rand(s, generator=generator) for s in [(3, 5), (3, 2, 4), (3, 5, 2, 4)]
+    logits, attention, semantic, tokens = (
+        torch.rand(s, generator=generator) for s in [(3, 5), (3, 2, 4), (3, 5, 2, 4), (3, 6, 2, 4)]
     )
-    localization = Localization(logits, attention, semantic)
+    localization = Localization(logits, attention, semantic, tokens)
     truth = torch.tensor([4, 0, 2])
     maps = localization.activation_map(truth)
     assert maps.shape == (3, 2, 4)
@@ -276,8 +281,7 @@ def cub_images(folder, count=None):
 @needs_data
 @pytest.mark.parametrize(("folder", "label"), [("014.Indigo_Bunting", 14), ("048.European_Goldfinch", 11)])
 def test_imagenet_weights_know_the_birds(folder, label):
-    weights = Path(DATA) / "weights/deit_tiny_patch16_224.safetensors"
-    model = create_model("deit_tiny_patch16_224", 1000, "cls", pretrained=weights).eval()
+    model = create_model("deit_tiny_patch16_224", 1000, "cls", pretrained=imagenet_weights()).eval()
     with torch.inference_mode():
         predicted = model(cub_images(folder)).logits.argmax(1)
     assert (predicted == label).float().mean() > 0.5
@@ -285,8 +289,7 @@ def test_imagenet_weights_know_the_birds(folder, label):
 
 @needs_data
 def test_a_checkpoint_of_a_real_model_predicts_the_same(tmp_path):
-    weights = Path(DATA) / "weights/deit_tiny_patch16_224.safetensors"
-    model = create_model("deit_tiny_patch16_224", 200, pretrained=weights)
+    model = create_model("deit_tiny_patch16_224", 200, pretrained=imagenet_weights())
     images = cub_images("014.Indigo_Bunting", 2)
     loaded = load_model(save_model(model, tmp_path / "checkpoint"))
     for ours, theirs in zip(loaded(images), model.eval()(images), strict=True):
@@ -305,7 +308,9 @@ def test_a_checkpoint_of_a_real_model_predicts_the_same(tmp_path):
     ids=["too large", "negative", "floats", "wrong batch", "list"],
 )
 def test_wrong_classes_are_named(classes, message):
-    localization = Localization(torch.zeros(2, 7), torch.rand(2, 4, 4), torch.rand(2, 7, 4, 4))
+    localization = Localization(
+        torch.zeros(2, 7), torch.rand(2, 4, 4), torch.rand(2, 7, 4, 4), torch.rand(2, 3, 4, 4)
+    )
     with pytest.raises(InputError, match=message):
         localization.activation_map(classes)
 

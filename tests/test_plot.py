@@ -15,7 +15,7 @@ from scm_fast import InputError, load_model, reference
 from scm_fast.cli import main
 from scm_fast.runs import read_run
 from scm_fast.training import Trainer, make_config
-from scm_fast.training.validation import evaluate_kept_model, open_split
+from scm_fast.training.validation import evaluate_kept_model
 
 pytest.importorskip("matplotlib")
 from scm_fast.runs import curves
@@ -43,7 +43,7 @@ def train(data: Path, out: Path, **fields: object) -> Path:
     config = make_config({**FIELDS, "data": str(data), "out": str(out), **fields}, "test")
     trainer = Trainer(config, CPU)
     trainer.fit()
-    evaluate_kept_model(config, out / trainer.kept_model(), CPU, None)
+    evaluate_kept_model(config, trainer.source, out / trainer.kept_model(), CPU, None)
     return out
 
 
@@ -83,8 +83,8 @@ def test_maps_of_several_runs(scm_run, tmp_path, capsys):
     panels = np.array(figure.axes).reshape(3, 3)  # the images, and a row for each run
     assert [axes.get_title() for axes in panels[:, 0]] == ["image", "run", "tscam"]
     for row, run in enumerate(runs, 1):
-        model, dataset = load_model(run.kept_model), open_split(run.config, "test")
-        results = compute_maps(model, choose_subjects(dataset, ["1", "4", "5"]), CPU, "heldout")
+        model, dataset = load_model(run.kept_model), run.config.source().split("test")
+        results = compute_maps(model, choose_subjects(dataset, ["1", "4", "5"]), CPU)
         for axes, result in zip(panels[row], results, strict=True):
             truth, found = axes.patches
             x0, y0, x1, y1 = result.box
@@ -119,21 +119,21 @@ def test_curves_show_the_logs(scm_run):
     assert len(loss.get_lines()[0].get_xdata()) == len(rate.get_lines()[0].get_xdata()) == 8
 
 
-def test_running_mean():
+def test_moving_mean():
     values = np.array([1.0, 3.0, 5.0, 9.0])
-    assert curves.running_mean(values, 2).tolist() == [1, 2, 4, 7]
-    assert curves.running_mean(values, 1).tolist() == values.tolist()
+    assert curves.moving_mean(values, 2).tolist() == [1, 2, 4, 7]
+    assert curves.moving_mean(values, 1).tolist() == values.tolist()
 
 
 def test_maps_are_those_of_the_blocks(scm_run):
     """Against the literal equations, block by block; the box against the evaluation's own."""
     run = read_run(scm_run)
-    model, dataset = load_model(run.kept_model), open_split(run.config, "test")
+    model, dataset = load_model(run.kept_model), run.config.source().split("test")
     subjects = choose_subjects(dataset, ["7", dataset.records[2].id])
     assert [subject.name for subject in subjects] == [dataset.records[7].id, dataset.records[2].id]
     with (scm_run / "evaluation" / "predictions.csv").open() as file:
         evaluated = {row["image"]: row for row in csv.DictReader(file)}
-    for result in compute_maps(model, subjects, CPU, "heldout"):
+    for result in compute_maps(model, subjects, CPU):
         assert len(result.semantic) == len(result.attention) == 5
         expected = [
             float(evaluated[result.subject.name][f"true_class_{c}"]) for c in ("x0", "y0", "x1", "y1")
@@ -151,19 +151,19 @@ def test_maps_are_those_of_the_blocks(scm_run):
 
 
 def _network_input(model, image):
-    from scm_fast.evaluation.runner import evaluation_recipe
+    from scm_fast.evaluation.predictor import Predictor
 
-    recipe = evaluation_recipe(model)
-    return recipe.normalize(recipe.prepare(image).unsqueeze(0))
+    preprocessing = Predictor(model, CPU).preprocessing
+    return preprocessing.normalize(preprocessing.prepare(image).unsqueeze(0))
 
 
 def test_grid_of_maps(scm_run):
     run = read_run(scm_run)
-    model, dataset = load_model(run.kept_model), open_split(run.config, "test")
-    results = compute_maps(model, choose_subjects(dataset, ["0", "5"]), CPU, "heldout")
+    model, dataset = load_model(run.kept_model), run.config.source().split("test")
+    results = compute_maps(model, choose_subjects(dataset, ["0", "5"]), CPU)
     figure = maps_figure(results, model.config.class_names)
     titles = [axes.get_title() for axes in figure.axes]
-    assert len(titles) == 4 * 7  # two rows an image: image or its name, five maps, box or its map
+    assert len(titles) == 4 * 7  # two rows per image: image or its name, five maps, box or its map
     assert titles[:7] == ["image", *(f"$S^{{{block}}}$" for block in range(5)), "box"]
     assert titles[8:14] == [*(f"$F^{{{block}}}$" for block in range(5)), "$F^0 S^0$"]
     assert len(figure.axes[6].patches) == 2  # the true box and the one that was found
@@ -199,7 +199,7 @@ def test_data_that_are_elsewhere(scm_run, plot, tmp_path):
 @pytest.mark.parametrize("method", ["tscam", "cls"])
 def test_models_without_calibration_or_boxes(plot, tmp_path, method):
     run = train(write_folder(tmp_path / "pets"), tmp_path / "run", method=method, epochs=1)
-    assert plot(run)[:2] == (0, {"loss.png", "accuracy.png", "maps.png"})
+    assert plot(run)[:2] == (0, CURVES - {"calibration.png"} | {"maps.png"})
 
 
 def test_run_that_goes_on(scm_run, plot, tmp_path):

@@ -18,6 +18,7 @@ from calibration_checks import (
 )
 
 from scm_fast import InputError, SpatialCalibration, reference, use_backend
+from scm_fast.backends import interpreting
 from scm_fast.ops.activation_diffusion import Settings, activation_diffusion
 from scm_fast.ops.edge_similarity import edge_similarity
 from scm_fast.ops.laplacian import laplacian
@@ -63,7 +64,7 @@ def test_sixteen_iterations_equal_reference(device, grid, detach_init):
         ((1, 5), 1, 1, (0, 1, 6), "stencil"),
         ((5, 1), 1, 7, (0, 1, 4), "stencil"),
         ((5, 7), 2, 7, (3, 2), "dense"),
-        ((1, 5), 3, 7, (0, 1, 16), "dense"),
+        pytest.param((1, 5), 3, 7, (0, 1, 16), "dense", marks=pytest.mark.not_compiled),
         ((4, 3), 1, 7, (16, 4, 4, 4), "auto"),
         ((2, 2), 1, 3, (1, 0) * 8, "stencil"),
     ],
@@ -101,9 +102,11 @@ def test_triton_serves_64_by_64_tokens(poisoned_memory, device, launched):
     S, F = random_maps(1, 2, (64, 64))
     exact = results(module("torch", (2,)), S, F)
     bounds = error(results(module("torch", (2,), torch.float32), S.float(), F.float()), exact)
+    # The interpreter adds 4,096 numbers one after the other, which a GPU adds in a tree.
+    slack = 64 * 2**-24 if interpreting() else 1e-6
     actual = results(module("triton", (2,), torch.float32), S.float().to(device), F.float().to(device))
     for name, found in error(actual, exact).items():
-        assert found <= 2 * bounds[name] + 1e-6, f"{name}: error {found:.1e}, torch {bounds[name]:.1e}"
+        assert found <= 2 * bounds[name] + slack, f"{name}: error {found:.1e}, torch {bounds[name]:.1e}"
     assert launched() == IN_ONE_LAUNCH
 
 
@@ -405,17 +408,9 @@ def test_trace_shows_every_block():
         torch.testing.assert_close(trace.semantic[-1].mean((2, 3)), out.logits)
         S_l, F_l = S.flatten(2), reference.min_max(F.flatten(1))
         for block in range(3):
-            f = reference.filtered_diffusion(
-                reference.similarity(S_l),
-                F_l,
-                scm.lam[block],
-                scm.beta[block],
-                (4, 6),
-                2 + block,
-                0.002,
-                False,
+            S_l, F_l, f = reference.diffusion_block(
+                S_l, F_l, scm.lam[block], scm.beta[block], (4, 6), 2 + block, 0.002, False
             )
-            S_l, F_l = S_l * (1 + f).unsqueeze(1), F_l + f
             torch.testing.assert_close(trace.semantic[block].flatten(2), S_l.detach())
             torch.testing.assert_close(trace.attention[block].flatten(1), F_l.detach())
             torch.testing.assert_close(trace.filtered[block].flatten(1), f.detach())

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import scm_fast
-from scm_fast.evaluation.strategy import DEFAULT, Strategy
+from scm_fast.evaluation.predictor import DEFAULT, Strategy
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +54,19 @@ def test_maps_are_products_of_means_over_blocks(model, localization, text):
 def test_what_is_no_strategy_is_refused(text):
     with pytest.raises(scm_fast.InputError, match="expected such as F0"):
         Strategy.parse(text)
+
+
+def test_a_classifier_has_attention_and_no_semantic_map():
+    model = scm_fast.create_model("deit_tiny_patch16_224", 5, "cls", image_size=(48, 64)).eval()
+    with torch.no_grad():
+        localization = model(torch.randn(2, 3, 48, 64))
+    strategy = Strategy.parse("F0")
+    strategy.check(model)
+    expected = localization.attention.unsqueeze(1).expand(2, 3, 3, 4)
+    assert torch.equal(strategy.maps(model, localization, CLASSES), expected)
+    Strategy.parse(DEFAULT).check(model)
+    with pytest.raises(scm_fast.InputError, match="method 'cls' has none"):
+        Strategy.parse("S0").check(model)
 
 
 def test_blocks_that_the_model_lacks_are_refused(model):

@@ -20,17 +20,23 @@ from safetensors.torch import load_file
 from torch import nn
 from tqdm import tqdm
 
+import scm_fast.data.source as source_module
 import scm_fast.training.trainer as trainer_module
 from scm_fast import InputError, create_model, load_model
 from scm_fast.cli import main
-from scm_fast.cli.running import Parser
+from scm_fast.cli.program import Parser
+from scm_fast.cli.train import train
 from scm_fast.data import open_dataset
-from scm_fast.files import replacing
+from scm_fast.data.layouts import registry
+from scm_fast.files import readable_size, replacing
+from scm_fast.spatial_calibration import PRESETS
+from scm_fast.threshold import DEFAULT_THRESHOLD, Threshold
 from scm_fast.training import TrainConfig, Trainer, make_config
-from scm_fast.training.config import add_options, config_from_options
+from scm_fast.training.config import PRESET_DEFAULTS
 from scm_fast.training.logs import CsvLog
 from scm_fast.training.optimization import build_optimizer, build_scheduler
 from scm_fast.training.pretraining import pretrain
+from scm_fast.training.recipes import add_options, config_from_options
 from scm_fast.training.validation import evaluate_kept_model
 
 ROOT = Path(__file__).parent.parent
@@ -84,10 +90,11 @@ class TestConfig:
         assert config.calibration == {"num_blocks": 2}
         assert config.compile is True
 
-    def test_every_field_is_an_option(self):
+    def test_everything_is_an_option(self):
         changed = {"lr": 0.5, "epochs": 7, "betas": [0.5, 0.6], "images": "photos", "skip_bad_images": True}
         values = make_config({"preset": "official"}, "test").as_dict() | changed
-        options = [(f"--{name.replace('_', '-')}", yaml.safe_dump(value)) for name, value in values.items()]
+        texts = {k: v if isinstance(v, str) else yaml.safe_dump(v) for k, v in values.items()}
+        options = [(f"--{name.replace('_', '-')}", text) for name, text in texts.items()]
         config = parse_config([word for option in options for word in option])
         assert config.as_dict() == values
 
@@ -101,6 +108,38 @@ class TestConfig:
         assert (paper.betas, paper.weight_decay, paper.drop_path_rate) == ((0.9, 0.99), 5e-4, 0.0)
         assert (official.betas, official.weight_decay, official.drop_path_rate) == ((0.9, 0.999), 0.05, 0.1)
         assert make_config({"preset": "official", "weight_decay": 0.1}, "test").weight_decay == 0.1
+
+    @pytest.mark.parametrize(
+        "name", ["birds #2", "2024_11_16", "007", "no", "1e3", "2024-11-16", "[a", "null", "~"]
+    )
+    def test_text_is_taken_literally(self, tmp_path, name):
+        config = parse_config(["--data", name, "--pretrained", "false"])
+        assert (config.data, config.pretrained) == (name, False)
+        if name not in ("null", "~"):  # `out` may be None
+            assert parse_config(["--out", name]).out == name
+        config.save(tmp_path / "saved.yaml")
+        assert parse_config(["--config", str(tmp_path / "saved.yaml")]).data == name
+
+    def test_text_in_a_file_is_taken_literally(self, tmp_path):
+        file = tmp_path / "c.yaml"
+        file.write_text(
+            "data: 007\nout: 2024-11-16\nresume: no\ntrain_split: 2\nimages: null\npretrained: no\n"
+        )
+        config = parse_config(["--config", str(file)])
+        assert (config.data, config.out, config.resume) == ("007", "2024-11-16", "no")
+        assert (config.train_split, config.images, config.pretrained) == ("2", None, False)
+
+    def test_resume_no(self):
+        assert parse_config(["--data", "x", "--resume", "no"]).resume == "no"
+
+    def test_choices_come_from_the_registries(self, monkeypatch):
+        assert set(PRESET_DEFAULTS) == set(PRESETS)
+        with pytest.raises(InputError, match="layout 'mine': expected one of auto, cub"):
+            parse_config(["--layout", "mine"])
+        monkeypatch.setitem(
+            registry._layouts, "mine", dataclasses.replace(registry._layouts["cub"], name="mine")
+        )
+        assert parse_config(["--layout", "mine"]).layout == "mine"
 
     def test_saved_configuration_is_the_same(self, tmp_path):
         config = make_config({"preset": "official", "calibration": {"num_blocks": 2}}, "test")
@@ -145,9 +184,10 @@ class TestConfig:
             word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))
         ]
         assert main(["train", *options]) == 2
-        error = capsys.readouterr().err
-        assert message in error
-        assert error.count("\n") == 1
+        lines = capsys.readouterr().err.splitlines()
+        assert lines[-1].startswith("scm-fast train: error: ")
+        assert message in lines[-1]
+        assert not any("Traceback" in line for line in lines)
 
     def test_mistyped_option(self, capsys):
         with pytest.raises(SystemExit) as stop:
@@ -168,7 +208,7 @@ class TestConfig:
         file = tmp_path / "mine.yaml"
         file.write_text("global_bach: 32\n")
         with pytest.raises(
-            InputError, match=r"mine\.yaml: unknown field 'global_bach': did you mean 'global_batch'"
+            InputError, match=r"mine\.yaml: unknown option 'global_bach': did you mean 'global_batch'"
         ):
             parse_config(["--config", str(file)])
         file.write_text("lr: [1\n")
@@ -210,7 +250,7 @@ class TestOptimization:
     def test_schedule(self):
         config = make_config({"lr": 1.0, "min_lr": 0.1, "epochs": 5, "warmup_epochs": 1}, "test")
         optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-        scheduler = build_scheduler(optimizer, config, steps_an_epoch=4)
+        scheduler = build_scheduler(optimizer, config, steps_per_epoch=4)
         rates = []
         for _ in range(20):
             rates.append(scheduler.get_last_lr()[0])
@@ -263,8 +303,13 @@ class TestRunFolder:
 
     def test_disk_without_room(self, tmp_path, cub, monkeypatch):
         monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 1000))
-        with pytest.raises(InputError, match=r"checkpoints need .* GB are free"):
+        with pytest.raises(InputError, match=r"checkpoints need 1\.19 MB, and 1 kB are free"):
             Trainer(tiny(tmp_path / "run", cub), CPU)
+
+    def test_sizes_for_people(self):
+        sizes = (0, 999, 4096, 17.2e6, 2.5e9, 4e12)
+        expected = ["0 bytes", "999 bytes", "4.1 kB", "17.2 MB", "2.5 GB", "4 TB"]
+        assert [readable_size(size) for size in sizes] == expected
 
     def test_disk_that_fills_up(self, tmp_path, cub, monkeypatch):
         trainer = Trainer(tiny(tmp_path / "run", cub), CPU)
@@ -302,7 +347,7 @@ class TestTrainer:
             "drop_path_rate": 0.0,
         }
         config = tiny(tmp_path / "run", cub, **fields)
-        weights = pretrain(config, CPU)
+        weights = pretrain(config, CPU, config.source())
         assert weights == tmp_path / "run/pretraining/best_top1_cls"
         first = load_model(weights)
         assert first.config.method == "cls"
@@ -316,7 +361,7 @@ class TestTrainer:
         assert make_config(yaml.safe_load((tmp_path / "run/config.yaml").read_text()), "saved") == config
         # Resumed, there is nothing left to do.
         before = (weights.parent / "checkpoint.pt").stat().st_mtime_ns
-        assert pretrain(dataclasses.replace(config, resume="auto"), CPU) == weights
+        assert pretrain(dataclasses.replace(config, resume="auto"), CPU, config.source()) == weights
         assert (weights.parent / "checkpoint.pt").stat().st_mtime_ns == before
 
     def test_wrong_folder(self, tmp_path):
@@ -349,9 +394,44 @@ class TestTrainer:
                 Trainer(config, CPU)
         assert not (tmp_path / "run").exists()
 
-    def test_few_steps_an_epoch_are_remarked_on(self, tmp_path, cub, caplog):
-        Trainer(tiny(tmp_path / "run", cub), CPU)
-        assert "optimiser steps only" in caplog.text
+    @pytest.mark.parametrize(
+        ("batch", "remark"), [(5, "4 optimiser steps only"), (21, "1 optimiser step only")]
+    )
+    def test_few_steps_per_epoch_are_remarked_on(self, tmp_path, cub, caplog, batch, remark):
+        Trainer(tiny(tmp_path / "run", cub, global_batch=batch), CPU)
+        assert remark in caplog.text
+
+    def test_each_split_is_opened_once(self, tmp_path, cub, monkeypatch):
+        opened = []
+        open_really = source_module.open_dataset
+
+        def open_counting(root, split, *arguments, **options):
+            opened.append(split)
+            return open_really(root, split, *arguments, **options)
+
+        monkeypatch.setattr(source_module, "open_dataset", open_counting)
+        train(tiny(tmp_path / "run", cub, pretraining={"epochs": 1}))
+        assert sorted(opened) == ["test", "train", "val"]
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"backend": "triton"}, "'triton' was asked for and cannot serve"),
+            ({"calibration": {"blocks": 2}}, "blocks"),
+            ({"attention_layers": [7]}, "attention_layers must be indices of the 2 layers"),
+            ({"test_split": "final"}, "there is no split 'final'"),
+        ],
+        ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+    )
+    def test_everything_is_checked_before_pretraining(self, tmp_path, cub, monkeypatch, options, message):
+        def fail(*arguments: object) -> None:
+            raise AssertionError("pretraining has begun")
+
+        monkeypatch.setenv("TRITON_INTERPRET", "0")
+        monkeypatch.setattr(Trainer, "__init__", fail)
+        with pytest.raises(InputError, match=message):
+            train(tiny(tmp_path / "run", cub, pretraining={"epochs": 1}, **options))
+        assert not (tmp_path / "run").exists()
 
     @pytest.mark.parametrize(
         "fields",
@@ -360,6 +440,7 @@ class TestTrainer:
             {"channels_last": True, "grad_checkpointing": True, "method": "tscam"},
             {"method": "cls", "preset": "official"},
             {"backend": "reference", "protocol": "fixed", "threshold": 0.2, "micro_batch": 2},
+            {"rule": "deviation"},
             {"protocol": "published", "val_split": "test", "best_metric": "gt_known_published"},
         ],
         ids=lambda fields: " ".join(f"{key}={value}" for key, value in fields.items()),
@@ -373,7 +454,9 @@ class TestTrainer:
         kept = trainer.folder.path / trainer.kept_model()
         assert kept.name == f"best_{config.best_metric}"
         if config.threshold is not None:
-            assert load_model(kept).config.threshold == config.threshold
+            assert load_model(kept).config.threshold == Threshold(config.threshold)
+        if config.rule != "best":
+            assert load_model(kept).config.threshold.rule == config.rule
         with (trainer.folder.path / "log.csv").open() as file:
             assert math.isfinite(float(next(csv.DictReader(file))["train_loss"]))
 
@@ -407,7 +490,7 @@ class TestTrainer:
         load_model(tmp_path / "other" / "last")
 
     def test_progress_bar(self, tmp_path, cub, monkeypatch):
-        """On a terminal: loss, images a second and the time that is left."""
+        """On a terminal: loss, images per second and the time that is left."""
         pty, fcntl, termios = (pytest.importorskip(name) for name in ("pty", "fcntl", "termios"))
         screen, terminal = pty.openpty()
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 140, 0, 0))
@@ -423,12 +506,16 @@ class TestTrainer:
         assert re.search(r"epoch 1/1: .* 5/20 .* images/s, loss=\d\.\d+, run_left=0:\d\d:\d\d", shown), shown
 
     def test_folder_without_boxes(self, tmp_path, capsys):
-        """Classification chooses the model, and there is no threshold."""
+        """Classification chooses the model, the images the threshold, and that is said."""
         config = tiny(tmp_path / "run", str(write_folder(tmp_path / "pets")))
         trainer = Trainer(config, CPU)
         trainer.fit()
         assert trainer.kept_model() == "best_top1_cls"
-        result = evaluate_kept_model(config, trainer.folder.path / "best_top1_cls", CPU, None)
-        assert set(result.metrics) == {"top1_cls", "top5_cls"}
-        assert load_model(trainer.folder.path / "last").config.threshold is None
-        assert "Top-1 classification" in capsys.readouterr().out
+        result = evaluate_kept_model(config, trainer.source, trainer.folder.path / "best_top1_cls", CPU, None)
+        assert result.protocol == "unboxed"
+        assert set(result.metrics) == {"top1_cls"}
+        assert load_model(trainer.folder.path / "last").config.threshold == DEFAULT_THRESHOLD
+        shown = capsys.readouterr().out
+        assert "Top-1 classification" in shown
+        assert re.search(r"epoch 1/1: .*, threshold between:0\.2 without boxes, ", shown), shown
+        assert "protocol unboxed; threshold between:0.2, the default: " in shown

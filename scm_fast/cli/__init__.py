@@ -1,6 +1,6 @@
 """The `scm-fast` command: each subcommand is a module of this package.
 
-A subcommand module has `add_arguments(parser)` and `run(args) -> int` (the exit status); its docstring is
+A subcommand module has `add_arguments(parser)` and `execute(args) -> int` (the exit status); its docstring is
 what `scm-fast COMMAND --help` says. It is imported only when it is asked for, so that `scm-fast --help`
 answers at once.
 """
@@ -12,7 +12,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from .running import Parser, guarded
+from .program import Parser, guarded
 
 # name -> one line for `scm-fast --help`, in the order of use; the code is in the module of that name (_ for -).
 COMMANDS: dict[str, str] = {
@@ -35,7 +35,7 @@ Train a vision transformer on image labels alone, and it also tells where the ob
 First, without any data or download (minutes on a laptop):
   scm-fast train --out runs/first                    the built-in set; its report: runs/first/evaluation
 
-Then with your own images, a folder a class:
+Then with your own images, a folder per class:
   scm-fast check-data my_images                      what is there, and what is wrong with it
   scm-fast train --data my_images --out runs/mine --epochs 10
   scm-fast predict photos/ --checkpoint runs/mine/last --out found --overlay
@@ -62,17 +62,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(COMMANDS)}"
         print(f"scm-fast: error: no command {command!r}; {hint} (scm-fast --help)", file=sys.stderr)
         return 2
-    return run_command(command, arguments[1:], f"scm-fast {command}")
+    return execute_command(command, arguments[1:], f"scm-fast {command}")
 
 
-def run_command(command: str, arguments: Sequence[str], program: str) -> int:
-    """Run a subcommand; `program` is the name by which help and errors call it. Gives the exit status."""
+def execute_command(command: str, arguments: Sequence[str], program: str) -> int:
+    """Carry out a subcommand; `program` is the name by which help and errors call it. Gives the exit status."""
 
     def action() -> int:
         module = importlib.import_module(f"{__name__}.{command.replace('-', '_')}")
         parser = Parser(program, module.__doc__)
         module.add_arguments(parser)
-        return module.run(parser.parse_args(arguments))
+        return module.execute(parser.parse_args(arguments))
 
     return guarded(program, action)
 

@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def execute(args: argparse.Namespace) -> int:
     measuring = not args.compare and args.plot is None
     if not measuring and (args.ops or args.full or args.k or args.results):
         raise InputError("--plot and --compare read tables; OP, --full, -k and --results are for measuring")

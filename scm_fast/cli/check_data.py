@@ -5,12 +5,6 @@
   scm-fast check-data /data/metadata/ILSVRC --images /data/ILSVRC --split test --quick
   scm-fast check-data synthetic
 
-The layout is found from the folder:
-  cub      the tarball of CUB-200-2011 (images.txt, image_class_labels.txt, ...)
-  wsol     wsolevaluation metadata (<split>/image_ids.txt, class_labels.txt, localization.txt, ...)
-  ilsvrc   train/<wnid>/ and val/, with boxes in xml files, Kaggle's csv or wsolevaluation's text files
-  folder   one folder a class, with boxes in a COCO json or none
-
 Every image is decoded, so truncated files show; --quick reads the headers alone. Each problem is listed with
 the file it is in; --json prints all of it for scripts. The exit status is 0 when there is none, 1 when there
 are some, 2 without a check.
@@ -25,50 +19,58 @@ from typing import Any
 
 import numpy as np
 
-from ..data import synthetic
-from ..data.opening import LAYOUTS, available_splits, check_sources, read_split, resolve_layout
+from ..data.checks import check_split
+from ..data.layouts import all_layouts, layout_names
+from ..data.opening import check_sources, read_split, resolve_layout, takers
 from ..data.records import Problem, Split
-from ..data.validation import check_split
 from ..errors import InputError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("root", metavar="DIR", help="data folder, or 'synthetic' for the built-in set")
+    width = max(map(len, layout_names()))
+    parser.epilog = "layouts:\n" + "\n".join(
+        f"  {layout.name:{width}}  {layout.summary}" for layout in all_layouts()
+    )
     parser.add_argument(
-        "--layout", choices=("auto", *LAYOUTS), default="auto", help="do not guess the layout"
+        "--layout", choices=("auto", *layout_names()), default="auto", help="do not find it from the folder"
     )
     parser.add_argument("--split", action="append", help="check this split only (may be repeated)")
-    parser.add_argument("--images", type=Path, metavar="DIR", help="image folder of wsolevaluation metadata")
-    parser.add_argument("--boxes", type=Path, metavar="PATH", help="box source: COCO json, csv or folder")
+    parser.add_argument(
+        "--images", type=Path, metavar="DIR", help=f"image folder ({', '.join(takers('images'))})"
+    )
+    parser.add_argument(
+        "--boxes",
+        type=Path,
+        metavar="PATH",
+        help=f"box source: COCO json, csv or folder ({', '.join(takers('boxes'))})",
+    )
     parser.add_argument("--quick", action="store_true", help="read image headers instead of decoding")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
-def run(args: argparse.Namespace) -> int:
+def execute(args: argparse.Namespace) -> int:
     layout, folder = resolve_layout(args.root, args.layout)
     check_sources(layout, args.images, args.boxes)
     # trainval is train and val together.
-    names = args.split or [name for name in available_splits(layout, folder) if name != "trainval"]
+    names = args.split or [name for name in layout.splits(folder) if name != "trainval"]
     problems: dict[Problem, None] = {}  # without those that several splits share, in order
     splits: list[Split] = []
     for name in names:
-        if layout == "synthetic":
-            split, _ = synthetic.read_split(name)
-        else:
-            try:
-                split = read_split(layout, folder, name, args.images, args.boxes)
-            except InputError as error:
-                if args.split:
-                    raise
-                problems[Problem(name, str(error))] = None
-                continue
+        try:
+            split = read_split(layout, folder, name, args.images, args.boxes)
+        except InputError as error:
+            if args.split:
+                raise
+            problems[Problem(name, str(error))] = None
+            continue
         problems.update(dict.fromkeys(check_split(split, "headers" if args.quick else "pixels")))
         splits.append(split)
     contents = {
         "root": args.root,
-        "layout": layout,
+        "layout": layout.name,
         "folder": str(folder),
-        "splits": [_describe(split) for split in splits],
+        "splits": [_summary(split) for split in splits],
         "problems": [str(problem) for problem in problems],
     }
     if args.json:
@@ -78,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
-def _describe(split: Split) -> dict[str, Any]:
+def _summary(split: Split) -> dict[str, Any]:
     records = split.records
     sizes = np.array([record.size for record in records if record.size]).reshape(-1, 2)
     return {

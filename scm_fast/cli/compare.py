@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def execute(args: argparse.Namespace) -> int:
     from ..runs import read_run
     from ..runs.comparison import group_runs
     from ..runs.comparison_output import comparison_data, comparison_text

@@ -6,7 +6,7 @@
 The calibration module serves training only and is not in the file. Input: `images`, float32 (B, 3, height,
 width) with any B, squashed to the network's size and normalised with the mean and std that are printed.
 Outputs by name: `logits` (B, C), `attention` (B, h, w) and `semantic` (B, C, h, w); the map of class c is
-attention * semantic[:, c]. The file is run once and compared with the model before the command ends.
+attention * semantic[:, c]. Its outputs are compared with the model's before it is written.
 """
 
 from __future__ import annotations
@@ -14,26 +14,18 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..errors import InputError
-
-MAX_DIFFERENCE = 1e-3
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoint", required=True, type=Path, help="folder or published .pth file")
     parser.add_argument("--out", required=True, type=Path, help="file to write: .pt2 or .onnx")
 
 
-def run(args: argparse.Namespace) -> int:
+def execute(args: argparse.Namespace) -> int:
     from ..models import load_model
     from ..models.export import export_model
 
     model = load_model(args.checkpoint)
     difference = export_model(model, args.out)
-    if not difference <= MAX_DIFFERENCE:  # NaN too
-        raise InputError(
-            f"{args.out}: its outputs differ from the model's by {difference:.1e}; do not use it"
-        )
     config = model.config
     print(
         f"{args.out}: {args.out.stat().st_size / 2**20:.1f} MiB, differs from the model by {difference:.1e}"

@@ -33,7 +33,7 @@ from ..errors import InputError
 from ..extras import require_extra
 
 if TYPE_CHECKING:
-    from ..runs import RunRecord
+    from ..runs import Run
 
 DEFAULT_IMAGES = 4
 
@@ -50,19 +50,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", help="e.g. cuda, cuda:1, cpu (default: cuda if there is one)")
 
 
-def run(args: argparse.Namespace) -> int:
+def execute(args: argparse.Namespace) -> int:
     require_extra("matplotlib", "plots", "scm-fast plot")
     from ..runs import read_run
     from ..runs.curves import draw_curves
 
-    record = read_run(args.run_folder)
+    run = read_run(args.run_folder)
     if args.data is not None:
-        record = dataclasses.replace(record, config=dataclasses.replace(record.config, data=args.data))
-    out = args.out or record.path / "plots"
+        run = dataclasses.replace(run, config=dataclasses.replace(run.config, data=args.data))
+    out = args.out or run.path / "plots"
     try:
-        written = draw_curves(record, out)
+        written = draw_curves(run, out)
         try:
-            written.append(draw_maps(record, out, args))
+            written.append(draw_maps(run, out, args))
         except InputError as error:
             if args.images or args.model:
                 raise
@@ -70,20 +70,20 @@ def run(args: argparse.Namespace) -> int:
     except (FileExistsError, NotADirectoryError) as error:
         raise InputError(f"--out {out}: not a folder ({error.strerror})") from error
     if not written:
-        raise InputError(f"{record.path}: this run has logged nothing yet")
+        raise InputError(f"{run.path}: this run has logged nothing yet")
     for path in written:
         print(path)
     return 0
 
 
-def draw_maps(record: RunRecord, out: Path, args: argparse.Namespace) -> Path:
+def draw_maps(run: Run, out: Path, args: argparse.Namespace) -> Path:
     from ..devices import resolve_device
     from ..models import load_model
     from ..runs.curves import save_figure
     from ..runs.maps import compute_maps, images_of_run, maps_figure
 
-    model = load_model(record.path / args.model if args.model else record.kept_model)
-    subjects = images_of_run(record, model, args.images or (), args.split, DEFAULT_IMAGES)
-    results = compute_maps(model, subjects, resolve_device(args.device), record.config.protocol)
+    model = load_model(run.path / args.model if args.model else run.kept_model)
+    subjects = images_of_run(run, model, args.images or (), args.split, DEFAULT_IMAGES)
+    results = compute_maps(model, subjects, resolve_device(args.device))
     names = model.config.class_names or [str(label) for label in range(model.config.num_classes)]
     return save_figure(maps_figure(results, names), out / "maps.png")

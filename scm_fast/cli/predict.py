@@ -2,17 +2,25 @@
 
   scm-fast predict photos/ --checkpoint runs/birds/last --out found
   scm-fast predict a.jpg b.png --checkpoint scm_cub.pth --out found --format csv --overlay
+  scm-fast predict flocks/ --checkpoint runs/birds/last --out found --max-boxes 5 --overlay
 
 IMAGES are files or folders; a folder stands for all images below it. The checkpoint is a model that training
 kept (last or best_gt_known in the run folder), or a published SCM or TS-CAM .pth file. In the folder OUT you get
 
-  json   predictions.json        size, box (x0 y0 x1 y1, pixels) and best classes of every image
+  json   predictions.json        size, boxes (x0 y0 x1 y1, pixels) and best classes of every image
   coco   predictions.coco.json   for annotation tools: bbox is x y width height
-  csv    predictions.csv         one line an image
+  csv    predictions.csv         one line per box
   yolo   labels/NAME.txt         class, centre and size as fractions; names in classes.txt
 
-and with --overlay a picture of every map and box in OUT/overlays. The box surrounds the part of the map that
-exceeds THRESHOLD of its range: lower it for larger boxes. Where boxes are known, scm-fast evaluate finds the best.
+and with --overlay a picture of every map and its boxes in OUT/overlays. A box surrounds the part of the map above a
+threshold: the checkpoint's, or one that the images choose themselves, which needs no boxes. --threshold overrules
+it, as 0.3 of the map's range or as between:0.3 of the way from the map's mean to Otsu's threshold: lower it for
+larger boxes. Where boxes are known, scm-fast evaluate --save-threshold finds the best and keeps it.
+
+An image has one box, around the largest such part, unless --max-boxes K asks for more: then the other parts have
+theirs too, if their area is at least a tenth of the largest one's (and 64 pixels of the map, 224 x 224), K boxes at
+most. Their score is the sum of the map within, relative to the largest part's; in coco and csv, and on the
+overlays, it is multiplied by the score of the class.
 
 An image that cannot be read is reported, and the others go on. Exit status: 0 all well, 1 some images could
 not be read, 2 wrong arguments or not one image that could be read.
@@ -23,15 +31,11 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
 from ..errors import InputError
 from ..files import make_folder
-
-if TYPE_CHECKING:
-    from ..localizer import Localizer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,14 +45,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=["json", "coco", "csv", "yolo"], default="json")
     parser.add_argument("--overlay", action="store_true", help="also draw maps and boxes")
     parser.add_argument(
-        "--threshold", type=float, help="of the box, in [0, 1) (default: the checkpoint's, or 0.1)"
+        "--threshold", help="such as 0.3 or between:0.3 (default: the checkpoint's, or chosen by the images)"
     )
+    parser.add_argument("--max-boxes", type=int, default=1, metavar="K", help="of an image (default 1)")
+    parser.add_argument("--mirror", action="store_true", help="average with the mirror image: two passes")
     parser.add_argument("--top-k", type=int, default=5, help="classes listed in json (default 5)")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--device", help="e.g. cuda, cuda:1, cpu (default: cuda if there is one)")
 
 
-def run(args: argparse.Namespace) -> int:
+def execute(args: argparse.Namespace) -> int:
     from ..formats import FORMATS
     from ..localizer import Failure, Localizer, image_files
     from ..overlay import save_overlay
@@ -57,9 +63,21 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"no such image file or folder: {', '.join(missing)}")
     files = [file for path in args.images for file in image_files(path)]
     localizer = Localizer.from_checkpoint(
-        args.checkpoint, args.device, args.batch_size, args.threshold, args.top_k
+        args.checkpoint,
+        args.device,
+        args.batch_size,
+        args.threshold,
+        args.top_k,
+        args.mirror,
+        args.max_boxes,
     )
     make_folder(args.out, "--out")
+    if args.threshold is not None:
+        chosen_by = "given"
+    elif localizer.model.config.threshold is not None:
+        chosen_by = "the checkpoint's"
+    else:
+        chosen_by = localizer.choose_threshold(files)
     names = output_names(files, args.images)
     predictions, failures = [], []
     results = tqdm(localizer.stream(files), total=len(files), unit=" images", disable=None)
@@ -74,20 +92,12 @@ def run(args: argparse.Namespace) -> int:
     if not predictions:
         raise InputError(f"none of the {len(files)} images could be read; nothing was written to {args.out}")
     written = FORMATS[args.format](args.out, predictions, localizer.class_names)
+    boxes = f" with {sum(len(p.boxes) for _, p in predictions)} boxes" if args.max_boxes > 1 else ""
     unread = f", {len(failures)} could not be read" if failures else ""
-    print(f"{len(predictions)} images in {written}{unread}; {threshold_note(args.threshold, localizer)}")
+    print(
+        f"{len(predictions)} images{boxes} in {written}{unread}; threshold {localizer.threshold} ({chosen_by})"
+    )
     return 1 if failures else 0
-
-
-def threshold_note(given: float | None, localizer: Localizer) -> str:
-    """What the boxes were cut at, and whose choice that was."""
-    if given is not None:
-        chosen_by = "given"
-    elif localizer.model.config.threshold is not None:
-        chosen_by = "the checkpoint's"
-    else:
-        chosen_by = "a guess: the checkpoint has none. See --overlay, and give --threshold to change it"
-    return f"threshold {localizer.threshold:g} ({chosen_by})"
 
 
 def output_names(files: list[Path], given: list[Path]) -> list[str]:

@@ -7,7 +7,7 @@
   torchrun --nproc-per-node 8 -m scm_fast.cli train --config cub_deit_small --data CUB_200_2011
 
 In a checkout, `python train.py` is the same, and `torchrun train.py`. A configuration is a YAML file of the
-fields below, or the name of a recipe that is built in; any field can be given here too, and wins. What is not
+options below, or the name of a recipe that is built in; any option can be given here too, and wins. What is not
 given has the value in parentheses; those are the paper's for CUB. Without --config and --data it is the recipe
 builtin. The run folder (--out) receives the resolved configuration, logs, checkpoints, the best models and
 the evaluation of the test split; scm-fast plot draws it and scm-fast compare puts it beside others. After a
@@ -18,22 +18,21 @@ from __future__ import annotations
 
 import argparse
 
-import torch.distributed as dist
-
+from ..distributed import end_processes, start_processes
 from ..training import Diverged, Interrupted, TrainConfig, Trainer
-from ..training.config import add_options, config_from_options
 from ..training.pretraining import pretrain
-from ..training.processes import start_processes
+from ..training.recipes import add_options, config_from_options
+from ..training.run_folder import RunFolder
 from ..training.validation import evaluate_kept_model
-from .running import Stop
+from .program import Stop
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = f"{parser.prog} [--config CONFIG] [--FIELD VALUE ...]"
+    parser.usage = f"{parser.prog} [--config CONFIG] [--OPTION VALUE ...]"
     add_options(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def execute(args: argparse.Namespace) -> int:
     try:
         train(config_from_options(args))
     except Diverged as error:
@@ -45,9 +44,11 @@ def run(args: argparse.Namespace) -> int:
 
 def train(config: TrainConfig) -> None:
     """A whole run: training, and the evaluation of the model that it kept."""
-    device = start_processes(config.device)
-    trainer = Trainer(config, device, start_from=pretrain(config, device))
-    trainer.fit()
-    evaluate_kept_model(config, trainer.folder.path / trainer.kept_model(), device, trainer.amp)
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    device, source = start_processes(config.device), config.source()
+    assert config.out is not None
+    with RunFolder(config.out).locked():
+        trainer = Trainer(config, device, source, start_from=pretrain(config, device, source))
+        trainer.fit()
+        kept = trainer.folder.path / trainer.kept_model()
+        evaluate_kept_model(config, source, kept, device, trainer.amp)
+    end_processes()

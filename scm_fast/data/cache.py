@@ -1,6 +1,6 @@
 """Decoded images in one file: the first epoch fills it, later ones read pixels instead of decoding JPEGs.
 
-What is kept is the output of `Recipe.prepare`, before any random step, in uint8: 196 KB an image at 256 x
+What is kept is the output of `Preprocessing.prepare`, before any random step, in uint8: 196 KB per image at 256 x
 256, so 1.2 GB for CUB's training images. The file is bounded: with room for k images, the first k of the
 data set are kept and the others decoded every time (training visits images in random order, so no choice of
 k images is better than another).
@@ -35,7 +35,7 @@ class DecodedCache:
     """Prepared images of one data set split at one size.
 
     folder: is made if need be; holds one file for each data set, split and size.
-    size: (height, width), as in the recipe.
+    size: (height, width), as in the preprocessing.
     max_gigabytes: bound of that file.
     """
 

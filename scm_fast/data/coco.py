@@ -41,10 +41,10 @@ def add_boxes(
     scope: the folder whose images the json is about, `root` or a split folder in it. It may have more images
         than `records`: those of other splits. Names are paths below it or root, or bare and unique in it.
     """
-    content = _read_json(source)
+    content = read_json(source)
     categories = {category.get("id"): category.get("name") for category in content.get("categories", [])}
     by_class = any(name in class_names for name in categories.values())
-    boxes = _read_annotations(content, categories, source, problems)
+    boxes = read_annotations(content, categories, source, problems)
 
     names = _FileNames(root, scope)
     record_of = {record.id: record for record in records}
@@ -72,7 +72,8 @@ def add_boxes(
             record.size = (width, height)
 
 
-def _read_json(source: Path) -> dict:
+def read_json(source: Path) -> dict:
+    """A COCO json whose images, annotations and categories are lists of objects."""
     try:
         content = json.loads(source.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -86,7 +87,7 @@ def _read_json(source: Path) -> dict:
     return content
 
 
-def _read_annotations(
+def read_annotations(
     content: dict, categories: dict, source: Path, problems: list[Problem]
 ) -> dict[object, list[tuple[Box, str | None]]]:
     """image id -> its boxes, as corner pairs, with the names of their categories."""

@@ -9,30 +9,29 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from .decode import load_tensor
-from .images import image_size, load_image
+from .images import image_size, load_image, load_tensor
 from .records import Problem, Record, RecordTable, Split
 
 
 class LocalizationDataset:
     """Labelled images with boxes or masks where there are some. `open_dataset` makes it.
 
-    class_names: one name a label.
+    class_names: one name per label.
     records: a sequence of `Record` (id, label, size, boxes, masks, path).
+    pseudo_boxes: the file or folder of the boxes, if these are not the data set's own.
     left_out: the problems of images that `skip_bad_images` removed.
     """
 
-    def __init__(
-        self, split: Split, root: str, left_out: Sequence[Problem] = (), pixels: np.ndarray | None = None
-    ) -> None:
+    def __init__(self, split: Split, root: str, left_out: Sequence[Problem] = ()) -> None:
         self.layout = split.layout
         self.split = split.name
         self.root = root
         self.class_names = split.class_names
+        self.pseudo_boxes = split.pseudo_boxes
         self.upright = split.upright
         self.left_out = list(left_out)
         self.records = RecordTable(split.records, split.image_root)
-        self._pixels = pixels  # (len, H, W, 3) uint8 of a generated set
+        self._pixels = split.pixels
 
     def __len__(self) -> int:
         return len(self.records)

@@ -16,16 +16,16 @@ from collections.abc import Iterator
 from multiprocessing.synchronize import Event
 
 import torch
-from torch import distributed
 from torch.utils.data import DataLoader
 
+from .. import distributed
 from ..errors import InputError
+from .batches import Batch, PreparedImages, collate
 from .cache import DecodedCache
 from .dataset import LocalizationDataset
+from .order import EvaluationOrder, TrainOrder
+from .preprocessing import Preprocessing
 from .records import Problem
-from .samples import Batch, Samples, collate
-from .sampling import EvaluationBatches, TrainBatches
-from .transforms import Recipe
 
 logger = logging.getLogger(__name__)
 ADVICE = "`scm-fast check-data` lists all such images, and --skip-bad-images leaves them out"
@@ -35,9 +35,9 @@ class EvaluationLoader:
     """Iterates over this process's share of a data set. `left_out` collects images that could not be read."""
 
     def __init__(
-        self, loader: DataLoader, recipe: Recipe, device: torch.device, skip_bad_images: bool
+        self, loader: DataLoader, preprocessing: Preprocessing, device: torch.device, skip_bad_images: bool
     ) -> None:
-        self._loader, self._recipe, self.device = loader, recipe, device
+        self._loader, self._preprocessing, self.device = loader, preprocessing, device
         self._skip_bad_images = skip_bad_images
         self.left_out: dict[str, Problem] = {}
 
@@ -60,7 +60,7 @@ class EvaluationLoader:
             self.left_out[problem.record_id] = problem
 
     def _on_device(self, batch: Batch) -> Batch:
-        images = self._recipe.normalize(batch.images.to(self.device, non_blocking=True))
+        images = self._preprocessing.normalize(batch.images.to(self.device, non_blocking=True))
         labels = batch.labels.to(self.device, non_blocking=True)
         return Batch(images, labels, batch.indices, batch.ends_step, batch.problems)
 
@@ -73,20 +73,20 @@ class TrainLoader(EvaluationLoader):
                 ...                                   # accumulate; step the optimiser if batch.ends_step
                 state = loader.state_dict()           # continues after the last whole step
 
-    steps: optimiser steps an epoch. micro_batches: batches a step.
+    steps: optimiser steps per epoch. micro_batches: batches per step.
     """
 
     def __init__(
         self,
         loader: DataLoader,
-        recipe: Recipe,
+        preprocessing: Preprocessing,
         device: torch.device,
         skip_bad_images: bool,
-        batches: TrainBatches,
+        order: TrainOrder,
     ) -> None:
-        super().__init__(loader, recipe, device, skip_bad_images)
-        self._batches = batches
-        self.steps, self.micro_batches = batches.steps, batches.micro_batches
+        super().__init__(loader, preprocessing, device, skip_bad_images)
+        self._order = order
+        self.steps, self.micro_batches = order.steps, order.micro_batches
         self.epoch = 0
         self.step = 0  # whole steps of the epoch that were handed out
 
@@ -95,7 +95,7 @@ class TrainLoader(EvaluationLoader):
         return (self.steps - self.step) * self.micro_batches
 
     def __iter__(self) -> Iterator[Batch]:
-        self._batches.epoch, self._batches.step = self.epoch, self.step
+        self._order.epoch, self._order.step = self.epoch, self.step
         for number, batch in enumerate(self._loader, 1):
             self._note(batch.problems)
             if not len(batch.labels):
@@ -112,9 +112,9 @@ class TrainLoader(EvaluationLoader):
         return {
             "epoch": self.epoch + finished,
             "step": 0 if finished else self.step,
-            "seed": self._batches.seed,
-            "images": self._batches.count,
-            "global_batch": self._batches.global_batch,
+            "seed": self._order.seed,
+            "images": self._order.count,
+            "global_batch": self._order.global_batch,
         }
 
     def load_state_dict(self, state: dict[str, int]) -> None:
@@ -127,13 +127,12 @@ class TrainLoader(EvaluationLoader):
 
 def build_train_loader(
     dataset: LocalizationDataset,
-    recipe: Recipe,
+    preprocessing: Preprocessing,
     *,
     global_batch: int,
     micro_batch: int | None = None,
     seed: int = 0,
-    rank: int | None = None,
-    world: int | None = None,
+    process: tuple[int, int] | None = None,
     workers: int | None = None,
     device: torch.device | str = "cpu",
     cache: DecodedCache | None = None,
@@ -141,26 +140,25 @@ def build_train_loader(
 ) -> TrainLoader:
     """Shuffled, augmented batches of this process.
 
-    global_batch, micro_batch: see `TrainBatches`.
-    rank, world: of this process; taken from torch.distributed when it is in use.
+    global_batch, micro_batch: see `TrainOrder`.
+    process: its rank and the number of processes; taken from torch.distributed if None.
     workers: processes that decode; by default as many as the cores allow, none for in-memory data.
     skip_bad_images: an image that cannot be read is replaced by the next one, and listed in `left_out`.
     """
-    rank, world = _placement(rank, world)
+    rank, world = process or (distributed.rank(), distributed.world_size())
     device = torch.device(device)
-    batches = TrainBatches(len(dataset), global_batch, micro_batch, seed=seed, rank=rank, world=world)
-    samples = Samples(dataset, recipe, seed, cache, replace_bad=skip_bad_images)
-    loader = _data_loader(samples, batches, workers, device)
-    return TrainLoader(loader, recipe, device, skip_bad_images, batches)
+    order = TrainOrder(len(dataset), global_batch, micro_batch, seed=seed, rank=rank, world=world)
+    images = PreparedImages(dataset, preprocessing, seed, cache, replace_bad=skip_bad_images)
+    loader = _data_loader(images, order, workers, device)
+    return TrainLoader(loader, preprocessing, device, skip_bad_images, order)
 
 
 def build_evaluation_loader(
     dataset: LocalizationDataset,
-    recipe: Recipe,
+    preprocessing: Preprocessing,
     *,
     batch_size: int,
-    rank: int | None = None,
-    world: int | None = None,
+    process: tuple[int, int] | None = None,
     workers: int | None = None,
     device: torch.device | str = "cpu",
     cache: DecodedCache | None = None,
@@ -171,32 +169,32 @@ def build_evaluation_loader(
     skip_bad_images: an image that cannot be read is in no batch, and listed in `left_out`.
     The other arguments are those of `build_train_loader`.
     """
-    rank, world = _placement(rank, world)
+    rank, world = process or (distributed.rank(), distributed.world_size())
     device = torch.device(device)
-    batches = EvaluationBatches(len(dataset), batch_size, rank=rank, world=world)
-    samples = Samples(dataset, recipe, 0, cache, replace_bad=False)
-    loader = _data_loader(samples, batches, workers, device)
-    return EvaluationLoader(loader, recipe, device, skip_bad_images)
+    order = EvaluationOrder(len(dataset), batch_size, rank=rank, world=world)
+    images = PreparedImages(dataset, preprocessing, 0, cache, replace_bad=False)
+    loader = _data_loader(images, order, workers, device)
+    return EvaluationLoader(loader, preprocessing, device, skip_bad_images)
 
 
 def _data_loader(
-    samples: Samples, batches: TrainBatches | EvaluationBatches, workers: int | None, device: torch.device
+    images: PreparedImages, order: TrainOrder | EvaluationOrder, workers: int | None, device: torch.device
 ) -> DataLoader:
-    if samples.cache is not None:
-        samples.cache.check(samples.dataset, samples.recipe.size)
+    if images.cache is not None:
+        images.cache.check(images.dataset, images.preprocessing.size)
     if workers is None:
-        workers = 0 if samples.dataset.in_memory else default_workers(device)
+        workers = 0 if images.dataset.in_memory else default_workers(device)
     if workers < 0:
         raise InputError(f"workers={workers}: must be 0, for no loading processes, or more")
     return DataLoader(
-        samples,
-        batch_sampler=batches,  # type: ignore[arg-type]
+        images,
+        batch_sampler=order,  # type: ignore[arg-type]
         num_workers=workers,
         collate_fn=collate,
         pin_memory=device.type == "cuda",
         persistent_workers=workers > 0,
         prefetch_factor=4 if workers else None,
-        generator=torch.Generator().manual_seed(samples.seed),  # otherwise it would draw from the global one
+        generator=torch.Generator().manual_seed(images.seed),  # otherwise it would draw from the global one
         worker_init_fn=functools.partial(_leave_signals_to_the_parent, _exiting()) if workers else None,
     )
 
@@ -223,17 +221,7 @@ def _leave_signals_to_the_parent(exiting: Event, worker: int) -> None:
 
 
 def default_workers(device: torch.device) -> int:
-    """Decoding processes a training process: its share of the cores, half of it if the model runs on them."""
+    """Decoding processes per training process: its share of the cores, half of it if the model runs on them."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     share = cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return max(1, min(8, share // 2 if device.type == "cpu" else share))
-
-
-def _placement(rank: int | None, world: int | None) -> tuple[int, int]:
-    if rank is not None and world is not None:
-        return rank, world
-    if rank is not None or world is not None:
-        raise InputError(f"rank={rank}, world={world}: give both or neither")
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    return 0, 1

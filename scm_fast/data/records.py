@@ -28,7 +28,7 @@ class Record:
     label: int
     size: tuple[int, int] | None = None  # (width, height) if an annotation file tells
     boxes: tuple[Box, ...] = ()  # corner pairs, see above
-    masks: tuple[str, ...] = ()  # files below the image folder, one an instance
+    masks: tuple[str, ...] = ()  # files below the image folder, one per instance
     ignore_mask: str | None = None  # file below the image folder: pixels that are not judged
     path: str | None = None  # of the image; None for a generated one
 
@@ -55,15 +55,22 @@ class Split:
     class_names: list[str]
     records: list[Record] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
-    box_source: Path | None = (
-        None  # the file or folder of the boxes; None: the layout has none for this split
-    )
+    box_problems: list[Problem] = field(default_factory=list)  # of the file of boxes alone
+    box_source: Path | None = None  # the file or folder of the boxes; None: there are none for this split
     box_columns: str = "xyxy"  # the order in that file: xyxy or xywh
+    pseudo_boxes: str | None = None  # where the boxes are from, if they are not the data set's own
     upright: bool = True  # False: boxes refer to the stored pixels, EXIF orientation is not applied
+    pixels: np.ndarray | None = None  # (len(records), H, W, 3) uint8 of generated images
+
+    def leave_out(self, ids: set[str | None]) -> None:
+        kept = [index for index, record in enumerate(self.records) if record.id not in ids]
+        self.records = [self.records[index] for index in kept]
+        if self.pixels is not None:
+            self.pixels = self.pixels[kept]
 
 
 class _Strings:
-    """Read-only list of strings in one buffer: no object an entry, so forked workers share its memory."""
+    """Read-only list of strings in one buffer: no object per entry, so forked workers share its memory."""
 
     def __init__(self, strings: Sequence[str]) -> None:
         encoded = [s.encode() for s in strings]
@@ -91,7 +98,7 @@ class RecordTable(Sequence[Record]):
         self.box_counts = np.array([len(r.boxes) for r in records], np.int64)
         self._box_offsets = np.concatenate([[0], np.cumsum(self.box_counts)])
         self._boxes = np.array([b for r in records for b in r.boxes], np.float64).reshape(-1, 4)
-        # Only OpenImages has masks, a few files an image, for some ten thousand images.
+        # Only OpenImages has masks, a few files per image, for some ten thousand images.
         self._masks = {i: (r.masks, r.ignore_mask) for i, r in enumerate(records) if r.masks}
 
     def __len__(self) -> int:
@@ -125,7 +132,3 @@ class RecordTable(Sequence[Record]):
     @property
     def has_boxes(self) -> bool:
         return len(self._boxes) > 0
-
-    @property
-    def has_masks(self) -> bool:
-        return bool(self._masks)

@@ -45,7 +45,7 @@ def read_mapping(
     *,
     separator: str | None = None,
 ) -> dict[str, Value]:
-    """First field -> convert(other fields), for files with one line a key. Repeated keys are problems."""
+    """First field -> convert(other fields), for files with one line per key. Repeated keys are problems."""
     mapping: dict[str, Value] = {}
     for number, (key, *values) in read_rows(path, problems, columns, separator=separator):
         if key in mapping:

@@ -1,15 +1,32 @@
 """Boxes from activation maps, metrics of weakly supervised localisation, and reports on them.
 
-evaluator = Evaluator(step=0.001)
-for ...:
-    evaluator.accumulate(index, label, top_class, top_score, maps, boxes, image_size)
-result = protocols.maxbox(evaluator.compute())
+done = evaluate(Predictor(model, device), DataSource("CUB_200_2011"), EvaluationSettings("maxbox"))
+print(done.result.metrics["gt_known"])
+write_results(Path("results"), done)
+
+`Evaluator` alone takes maps from anywhere.
 """
 
 from . import protocols
-from .evaluation import Evaluation
 from .evaluator import Evaluator
+from .metrics import SplitMetrics
+from .pipeline import EvaluationSettings, evaluate
 from .pixels import read_masks
+from .predictor import Predictor, Strategy
 from .protocols import Result
+from .results import SplitResult, summary, write_results
 
-__all__ = ["Evaluation", "Evaluator", "Result", "protocols", "read_masks"]
+__all__ = [
+    "EvaluationSettings",
+    "Evaluator",
+    "Predictor",
+    "Result",
+    "SplitMetrics",
+    "SplitResult",
+    "Strategy",
+    "evaluate",
+    "protocols",
+    "read_masks",
+    "summary",
+    "write_results",
+]

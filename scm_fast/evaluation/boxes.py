@@ -8,25 +8,65 @@ Pillow. IoU counts pixels: a box covers `x1 - x0 + 1` columns.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import cv2
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import InputError
+from ..threshold import INTERPOLATIONS, Threshold, normalize_map, to_uint8
 
 EVALUATION_SIZE = (224, 224)
-INTERPOLATIONS = {"cubic": cv2.INTER_CUBIC, "linear": cv2.INTER_LINEAR}
+_OPENCV = {"cubic": cv2.INTER_CUBIC, "linear": cv2.INTER_LINEAR}
+# What the area of another contour must be, to be an object too: a share of the largest one's, and pixels of the
+# evaluation size (a token of a 14 x 14 grid has 256).
+OTHER_SHARE, OTHER_PIXELS = 0.1, 64
 
 
-def normalize_map(scores: NDArray) -> NDArray[np.float64]:
-    """Min-max to [0, 1]; a constant map, or one with a value that is not finite, becomes zeros."""
-    low, high = scores.min(), scores.max()
-    # NaN and infinity both end up in the range, and one comparison refuses them and the constant map.
-    if not 0 < high - low < np.inf:
-        return np.zeros(scores.shape)
-    shifted = scores - low
-    return shifted / shifted.max()
+class ScoredBox(NamedTuple):
+    """The box of an object, and how much of the map it has.
+
+    score: the sum of the map within the contour, as a share of that within the largest contour; at most 1.
+    """
+
+    box: tuple[float, float, float, float]  # x0, y0, x1, y1 in pixels of the original image
+    score: float
+
+
+class Located(NamedTuple):
+    """An activation map and the boxes around the objects in it."""
+
+    scores: NDArray[np.float64]  # the map at the evaluation size, in [0, 1]
+    boxes: list[ScoredBox]  # that of the largest contour, then the others by their scores
+
+    @property
+    def box(self) -> tuple[float, float, float, float]:
+        return self.boxes[0].box
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether the map says nothing: it is constant, or not of finite numbers."""
+        return not self.scores.any()
+
+
+def locate(
+    activation: ArrayLike, threshold: Threshold, image_size: tuple[int, int], max_boxes: int = 1
+) -> Located:
+    """The boxes that `threshold` cuts out of an (h, w) map of an image of `image_size` (width, height).
+
+    A map that says nothing gives the whole image.
+    """
+    scores = resize_map(activation, interpolation=threshold.interpolation)
+    if not scores.any():
+        return Located(scores, [ScoredBox((0.0, 0.0, float(image_size[0]), float(image_size[1])), 1.0)])
+    levels, level = to_uint8(scores), threshold.level(scores)
+    found = [(largest_box(levels, level), 1.0)]
+    if max_boxes > 1:
+        found += other_boxes(scores, levels, level)[: max_boxes - 1]
+    return Located(
+        scores, [ScoredBox(tuple(scale_to_image(box, image_size).tolist()), score) for box, score in found]
+    )
 
 
 def resize_map(
@@ -44,17 +84,7 @@ def resize_map(
         raise InputError(f"an activation map must have shape (h, w), got {scores.shape}")
     if scores.min() == scores.max():
         return np.zeros(size[::-1])
-    return normalize_map(cv2.resize(scores, size, interpolation=INTERPOLATIONS[interpolation]))
-
-
-def to_uint8(scores: NDArray) -> NDArray[np.uint8]:
-    """A map in [0, 1] to whole levels 0 ... 255, cut and not rounded."""
-    return (scores * 255).astype(np.uint8)
-
-
-def threshold_level(threshold: float, maximum: int = 255) -> int:
-    """The level that a pixel must exceed to be foreground; `maximum` is the map's largest level."""
-    return int(threshold * maximum)
+    return normalize_map(cv2.resize(scores, size, interpolation=_OPENCV[interpolation]))
 
 
 def thresholds(step: float) -> NDArray[np.float64]:
@@ -76,21 +106,50 @@ def contour_box(contour: NDArray, size: tuple[int, int]) -> tuple[int, int, int,
     return x, y, min(x + w, size[0] - 1), min(y + h, size[1] - 1)
 
 
-def all_boxes(levels: NDArray[np.uint8], threshold: float) -> NDArray[np.int64]:
-    """One box per contour, holes included, (n, 4); `[[0, 0, 0, 0]]` if nothing exceeds the threshold."""
+def largest_box(levels: NDArray[np.uint8], level: int) -> NDArray[np.int64]:
+    """The box of the contour of largest area of the pixels above `level`, the first of equals, (4,); zeros if
+    there is none."""
     height, width = levels.shape
-    contours = find_contours(levels, threshold_level(threshold, int(levels.max())))
-    boxes = [contour_box(contour, (width, height)) for contour in contours]
-    return np.array(boxes or [(0, 0, 0, 0)], dtype=np.int64)
-
-
-def largest_box(levels: NDArray[np.uint8], threshold: float) -> NDArray[np.int64]:
-    """The box of the contour of largest area, the first of equals, (4,); zeros if there is none."""
-    height, width = levels.shape
-    contours = find_contours(levels, threshold_level(threshold, int(levels.max())))
+    contours = find_contours(levels, level)
     if not contours:
         return np.zeros(4, dtype=np.int64)
     return np.array(contour_box(max(contours, key=cv2.contourArea), (width, height)), dtype=np.int64)
+
+
+def other_boxes(
+    scores: NDArray[np.float64], levels: NDArray[np.uint8], level: int
+) -> list[tuple[NDArray[np.int64], float]]:
+    """Boxes (4,) with scores of the objects beside that of `largest_box`, the best first.
+
+    They are the other outermost contours of the pixels above `level` that are large enough: a hole is no object,
+    and neither is what lies in one.
+    """
+    height, width = levels.shape
+    _, foreground = cv2.threshold(levels, level, 255, cv2.THRESH_BINARY)
+    # Not RETR_EXTERNAL: of contours of equal area, the first is to be the one that `largest_box` takes.
+    contours, hierarchy = cv2.findContours(foreground, cv2.RETR_TREE, cv2.CHAIN_APPROX_SIMPLE)
+    if not contours:
+        return []
+    outermost = [contour for contour, links in zip(contours, hierarchy[0], strict=True) if links[3] < 0]
+    largest, *others = sorted(outermost, key=cv2.contourArea, reverse=True)
+    smallest = max(OTHER_SHARE * cv2.contourArea(largest), OTHER_PIXELS)
+    whole = _sum_within(scores, largest)
+    found = [
+        (
+            np.array(contour_box(contour, (width, height)), dtype=np.int64),
+            _sum_within(scores, contour) / whole,
+        )
+        for contour in others
+        if cv2.contourArea(contour) >= smallest
+    ]
+    found.sort(key=lambda other: other[1], reverse=True)
+    return [(box, min(1.0, score)) for box, score in found]
+
+
+def _sum_within(scores: NDArray[np.float64], contour: NDArray) -> float:
+    """Of the pixels that a contour encloses, its own and those of holes included."""
+    inside = cv2.drawContours(np.zeros(scores.shape, np.uint8), [contour], 0, 1, cv2.FILLED)
+    return float(scores[inside > 0].sum())
 
 
 def box_area(boxes: NDArray) -> NDArray:

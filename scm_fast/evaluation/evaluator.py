@@ -2,55 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import Future
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NamedTuple
 
+import cv2
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import InputError
-from .boxes import EVALUATION_SIZE, INTERPOLATIONS, scale_to_evaluation, threshold_level, thresholds
-from .evaluation import DELTAS, Evaluation
-from .extraction import BoxExtractor, ExtractionPool, ImageBoxes
-from .pixels import pixel_edges
-from .records import Records, gather
-
-TOP = 5
+from ..threshold import CUTS, INTERPOLATIONS, SEPARATION_VALUES, map_statistics
+from .boxes import EVALUATION_SIZE, box_iou, resize_map, scale_to_evaluation, thresholds
+from .metrics import DELTAS, TOP, SplitMetrics
+from .pixels import pixel_counts
+from .sweep import boxes_at_levels
+from .table import Cuts, EvaluationTable
 
 
 class Evaluator:
     """Accumulates predictions and computes every metric from one pass over a split.
 
+        with Evaluator() as evaluator:
+            for ...:
+                evaluator.accumulate(...)
+            metrics = evaluator.compute()
+
     Args:
-        step: distance of the thresholds that are tried, 0, step, 2 step, ... below 1.
-        fixed: further thresholds at which figures will be asked for.
+        step: distance of the global thresholds that are tried, 0, step, 2 step, ... below 1.
         size: (width, height) at which boxes are compared.
         interpolation: how maps are resized to `size`: `cubic` (the reference evaluator) or `linear`.
-        workers: processes that extract boxes, one a core by default; they work while the caller computes
-            the next batch.
+        num_classes: of the model, if known: with five or fewer, Top-5 says nothing and is left out.
+        workers: processes that extract boxes, one per core by default; they work while the caller computes
+            the next batch. They end with `compute`, or when the `with` is left.
     """
 
     def __init__(
         self,
         step: float = 0.001,
-        fixed: Sequence[float] = (),
         size: tuple[int, int] = EVALUATION_SIZE,
         interpolation: str = "cubic",
+        num_classes: int | None = None,
         workers: int | None = None,
     ) -> None:
         if interpolation not in INTERPOLATIONS:
             raise InputError(
                 f"interpolation must be one of {', '.join(INTERPOLATIONS)}, got {interpolation!r}"
             )
-        self.thresholds = thresholds(step)
-        self.size = size
-        self.levels = np.unique([threshold_level(t) for t in (*self.thresholds, *fixed)])
-        self._edges = pixel_edges(self.thresholds)
+        self.cuts = Cuts(thresholds(step), size, interpolation)
+        self._num_classes = num_classes
         self._dtype = np.uint8 if max(size) <= 256 else np.uint16
-        extractor = BoxExtractor(size, interpolation, self.levels, self._edges, self._dtype)
-        self._pool = ExtractionPool(extractor, workers)
-        self._parts: list[Records] = []
+        self._parts: list[EvaluationTable] = []
         self._pending: tuple[dict, list[Future[ImageBoxes]]] | None = None
+        self._pool = ExtractionPool(BoxExtractor(self.cuts, self._dtype), workers)
+
+    def __enter__(self) -> Evaluator:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._pool.close()
 
     def accumulate(
         self,
@@ -62,6 +75,7 @@ class Evaluator:
         boxes: Sequence[ArrayLike],
         image_size: ArrayLike,
         masks: Sequence[NDArray[np.uint8] | None] | None = None,
+        separation: NDArray | None = None,
     ) -> None:
         """Add a batch. The maps are not kept: they are reduced to boxes before the next batch returns.
 
@@ -74,6 +88,8 @@ class Evaluator:
             boxes: per image its ground-truth boxes (n, 4) in pixels of the original; n may be 0.
             image_size: (B, 2) width and height of the originals.
             masks: per image None or `read_masks(...)` at the evaluation size.
+            separation: (B, K), `token_separation(...)` of the best class's maps, by which a threshold is chosen
+                where there are no boxes.
         """
         index = np.asarray(index, dtype=np.int64)
         maps = np.asarray(maps)
@@ -82,7 +98,8 @@ class Evaluator:
             raise InputError(f"maps must have shape ({count}, 2, h, w), got {maps.shape}")
         sizes = np.asarray(image_size, dtype=np.int32).reshape(count, 2)
         truth = [
-            scale_to_evaluation(b, (w, h), self.size) for b, (w, h) in zip(boxes, sizes.tolist(), strict=True)
+            scale_to_evaluation(b, (w, h), self.cuts.size)
+            for b, (w, h) in zip(boxes, sizes.tolist(), strict=True)
         ]
         label = np.asarray(label, dtype=np.int32)
         top_class = _five_columns(np.asarray(top_class, dtype=np.int32), -1)
@@ -99,19 +116,24 @@ class Evaluator:
                 "top_class": top_class,
                 "top_score": _five_columns(np.asarray(top_score, dtype=np.float32), 0),
                 "image_size": sizes,
+                "separation": np.asarray(
+                    np.zeros((count, len(SEPARATION_VALUES))) if separation is None else separation,
+                    dtype=np.float32,
+                ),
                 "truth_count": np.array([len(t) for t in truth], dtype=np.int32),
                 "truth": np.concatenate([*truth, np.zeros((0, 4))]).astype(np.int32),
             },
             futures,
         )
 
-    def compute(self) -> Evaluation:
+    def compute(self) -> SplitMetrics:
         """Every metric over the images of all processes. Collective: call it once, on each of them."""
-        self._collect()
-        self._pool.close()
-        self._parts = [Records.concatenate(self._parts or [self._empty()])]  # frees the batches
-        records = gather(self._parts[0])
-        return Evaluation(records, self.thresholds, self.levels, self.size)
+        try:
+            self._collect()
+        finally:
+            self._pool.close()
+        self._parts = [EvaluationTable.concatenate(self._parts or [self._empty()])]  # frees the batches
+        return SplitMetrics(self._parts[0].gathered(), self.cuts, self._num_classes)
 
     def _collect(self) -> None:
         """Wait for the boxes of the pending batch and file them."""
@@ -124,10 +146,12 @@ class Evaluator:
             return
         counts = [image.pixel_count for image in images if image.pixel_count is not None]
         self._parts.append(
-            Records(
+            EvaluationTable(
                 **columns,
                 true_class_box=np.stack([image.true_class for image in images]),
                 top_class_box=np.stack([image.top_class for image in images]),
+                true_class_statistics=np.stack([image.statistics[0] for image in images]),
+                top_class_statistics=np.stack([image.statistics[1] for image in images]),
                 every_box_hit=np.stack([image.every_hit for image in images]),
                 has_mask=np.array([image.pixel_count is not None for image in images]),
                 pixel_count=np.stack(counts) if counts else self._no_pixels(),
@@ -135,20 +159,22 @@ class Evaluator:
         )
 
     def _no_pixels(self) -> NDArray[np.uint32]:
-        return np.zeros((0, 2, len(self._edges) - 1), dtype=np.uint32)
+        return np.zeros((0, 2, len(self.cuts.thresholds) + 2), dtype=np.uint32)
 
-    def _empty(self) -> Records:
+    def _empty(self) -> EvaluationTable:
         """No image at all: what a process with nothing to do contributes."""
-        levels = len(self.levels)
-        return Records(
+        return EvaluationTable(
             index=np.zeros(0, np.int64),
             label=np.zeros(0, np.int32),
             top_class=np.zeros((0, TOP), np.int32),
             top_score=np.zeros((0, TOP), np.float32),
             image_size=np.zeros((0, 2), np.int32),
-            true_class_box=np.zeros((0, levels, 4), self._dtype),
-            top_class_box=np.zeros((0, levels, 4), self._dtype),
-            every_box_hit=np.zeros((0, len(DELTAS), (levels + 7) // 8), np.uint8),
+            true_class_box=np.zeros((0, CUTS, 4), self._dtype),
+            top_class_box=np.zeros((0, CUTS, 4), self._dtype),
+            true_class_statistics=np.zeros((0, 3)),
+            top_class_statistics=np.zeros((0, 3)),
+            separation=np.zeros((0, len(SEPARATION_VALUES)), np.float32),
+            every_box_hit=np.zeros((0, len(DELTAS), (CUTS + 7) // 8), np.uint8),
             truth_count=np.zeros(0, np.int32),
             truth=np.zeros((0, 4), np.int32),
             has_mask=np.zeros(0, bool),
@@ -160,3 +186,108 @@ def _five_columns(values: NDArray, fill: int) -> NDArray:
     """(B, k) cut or filled to five columns."""
     missing = max(0, TOP - values.shape[1])
     return np.pad(values[:, :TOP], ((0, 0), (0, missing)), constant_values=fill)
+
+
+# Maps to boxes, in a pool of processes.
+
+_LEVELS = np.arange(CUTS)
+
+
+class ImageBoxes(NamedTuple):
+    """What the maps of one image are reduced to."""
+
+    true_class: NDArray[np.unsignedinteger]  # (L, 4)
+    top_class: NDArray[np.unsignedinteger]  # (L, 4)
+    statistics: NDArray[np.float64]  # (2, 3), of the ground-truth class's map and the best class's
+    every_hit: NDArray[np.uint8]  # (deltas, ceil(L / 8)), packed bits
+    pixel_count: NDArray[np.uint32] | None  # (2, bins)
+
+
+@dataclass(frozen=True)
+class BoxExtractor:
+    """Makes `ImageBoxes` of an image's maps; dtype: of the boxes."""
+
+    cuts: Cuts
+    dtype: type[np.unsignedinteger]
+
+    def __call__(
+        self, maps: NDArray, same_class: bool, truth: NDArray, judged: NDArray[np.uint8] | None
+    ) -> ImageBoxes:
+        """maps: (2, h, w) of the ground-truth and the best class, `same_class` if they are one; truth: (n, 4)
+        ground-truth boxes; judged: see `read_masks`."""
+        cuts = self.cuts
+        scores = resize_map(maps[0], cuts.size, cuts.interpolation)
+        true_class = boxes_at_levels(scores, _LEVELS, truth, DELTAS[0])
+        top_class = true_class.largest
+        statistics = [map_statistics(scores)] * 2
+        if not same_class:
+            top_scores = resize_map(maps[1], cuts.size, cuts.interpolation)
+            top_class = boxes_at_levels(top_scores, _LEVELS, truth[:0], DELTAS[0]).largest
+            statistics[1] = map_statistics(top_scores)
+        hits = np.zeros((len(DELTAS), CUTS), dtype=bool)
+        if len(truth):
+            best = np.maximum.reduceat(box_iou(true_class.every, truth).max(axis=1), true_class.starts)
+            hits = best >= np.array(DELTAS)[:, None]
+        return ImageBoxes(
+            true_class.largest.astype(self.dtype),
+            top_class.astype(self.dtype),
+            np.array(statistics),
+            np.packbits(hits, axis=1),
+            None if judged is None else pixel_counts(scores, judged, cuts.thresholds),
+        )
+
+
+_extractor: BoxExtractor  # of a worker process
+
+
+def _start_worker(extractor: BoxExtractor) -> None:
+    global _extractor
+    _extractor = extractor
+
+
+def _work(*image: object) -> ImageBoxes:
+    return _extractor(*image)  # type: ignore[arg-type]
+
+
+def available_cores() -> int:
+    """Cores this process may use, shared with the other processes that torchrun started on this machine."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+class ExtractionPool:
+    """Workers that run a `BoxExtractor`. Half of the work is Python, so threads would wait for each other:
+    these are processes, forked as those of DataLoader are; a thread where there is no fork.
+
+    `close` ends them; it must be called, whatever happens: OpenCV's number of threads is that of the whole
+    process, and is 1 meanwhile.
+    """
+
+    def __init__(self, extractor: BoxExtractor, workers: int | None = None) -> None:
+        workers = workers or available_cores()
+        self._pool: Executor
+        self._function: Callable[..., ImageBoxes]
+        # OpenCV's own threads do not survive a fork: a worker that used or stopped them would wait for ever.
+        # So they are stopped here, before it, and the workers inherit a setting that needs none.
+        self._opencv_threads: int | None = cv2.getNumThreads()
+        cv2.setNumThreads(1)
+        if workers > 1 and sys.platform == "linux":
+            self._function = _work
+            self._pool = ProcessPoolExecutor(
+                workers, multiprocessing.get_context("fork"), _start_worker, (extractor,)
+            )
+        else:
+            self._function = extractor
+            self._pool = ThreadPoolExecutor(1)
+
+    def submit(
+        self, maps: NDArray, same_class: bool, truth: NDArray, judged: NDArray[np.uint8] | None
+    ) -> Future[ImageBoxes]:
+        return self._pool.submit(self._function, maps, same_class, truth, judged)
+
+    def close(self) -> None:
+        """End the workers; what was submitted and not begun is not done. Again, it does nothing."""
+        self._pool.shutdown(cancel_futures=True)
+        if self._opencv_threads is not None:
+            cv2.setNumThreads(self._opencv_threads)
+            self._opencv_threads = None

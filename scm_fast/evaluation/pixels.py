@@ -37,18 +37,17 @@ def read_masks(
 
 
 def pixel_counts(
-    scores: NDArray[np.float64], judged: NDArray[np.uint8], edges: NDArray
+    scores: NDArray[np.float64], judged: NDArray[np.uint8], thresholds: NDArray
 ) -> NDArray[np.uint32]:
-    """Histograms over `edges` of the scores of foreground and of background pixels, (2, bins)."""
+    """Histograms of the scores of foreground and of background pixels, (2, len(thresholds) + 2).
+
+    Bins lie between the thresholds; the score 1 has a bin of its own.
+    """
     if scores.shape != judged.shape:
         raise InputError(f"the mask must have the shape of the map, {scores.shape}, got {judged.shape}")
+    edges = np.append(thresholds, [1.0, 2.0, 3.0])
     histograms = [np.histogram(scores[judged == kind], bins=edges)[0] for kind in (1, 0)]
     return np.array(histograms, dtype=np.uint32)
-
-
-def pixel_edges(thresholds: NDArray) -> NDArray:
-    """Bin edges: the thresholds, then a bin of its own for the score 1."""
-    return np.append(thresholds, [1.0, 2.0, 3.0])
 
 
 def pixel_average_precision(counts: NDArray) -> float | None:

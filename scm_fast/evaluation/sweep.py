@@ -26,7 +26,8 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from .boxes import box_area, box_intersection, contour_box, to_uint8
+from ..threshold import to_uint8
+from .boxes import box_area, box_intersection, contour_box
 
 _CROSS = cv2.getStructuringElement(cv2.MORPH_CROSS, (3, 3))
 _SQUARE = cv2.getStructuringElement(cv2.MORPH_RECT, (3, 3))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..files import replacing
+from ..threshold import Threshold
 from .config import ModelConfig
 from .factory import create_model, model_from_config
 from .localization_model import LocalizationModel
@@ -27,7 +28,8 @@ def save_model(model: LocalizationModel, folder: str | os.PathLike[str]) -> Path
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: value.contiguous() for name, value in model.state_dict().items()}
     with replacing(folder / WEIGHTS_FILE) as partial:
-        safetensors.torch.save_file(weights, partial)
+        # Not save_file: its files are readable by their owner alone.
+        partial.write_bytes(safetensors.torch.save(weights))
     with replacing(folder / CONFIG_FILE) as partial:
         model.config.write(partial)
     return folder
@@ -49,12 +51,60 @@ def load_model(path: str | os.PathLike[str]) -> LocalizationModel:
         inside = sorted(str(found.parent) for found in path.glob(f"*/{WEIGHTS_FILE}"))
         hint = f"; in this folder there are {', '.join(inside)}" if inside else ""
         raise InputError(f"{path}: a checkpoint is a folder with {CONFIG_FILE} and {WEIGHTS_FILE}{hint}")
-    model = model_from_config(ModelConfig.read(config_file))
-    state = read_file(weights)
+    config, state = ModelConfig.read(config_file), read_file(weights)
+    _check_sizes(config, state, config_file)
+    try:
+        model = model_from_config(config)
+    except InputError as error:
+        raise InputError(f"{config_file}: {error}") from error
+    except (RuntimeError, TypeError, ValueError, AssertionError, ArithmeticError) as error:
+        # The backbone's own, of options that make no network.
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise InputError(f"{config_file}: no model can be made of this ({reason})") from error
     if not any(name.startswith("calibration.") for name in state):
         model.calibration = None  # saved from `for_inference()`, or a method without one
     load_strictly(model, state, str(weights))
     return model.eval()
+
+
+def save_threshold(path: str | os.PathLike[str], threshold: Threshold) -> None:
+    """Write a threshold into the config of the checkpoint in a folder, which `Localizer` and `predict` follow."""
+    file = check_threshold_can_be_saved(path)
+    config = ModelConfig.read(file)
+    config.threshold = threshold
+    try:
+        with replacing(file) as partial:
+            config.write(partial)
+    except OSError as error:
+        raise InputError(f"{file}: the threshold could not be written ({error.strerror})") from error
+
+
+def check_threshold_can_be_saved(path: str | os.PathLike[str]) -> Path:
+    """The file that a checkpoint's threshold is in; an InputError for one without."""
+    path = Path(path)
+    file = (path if path.is_dir() else path.parent) / CONFIG_FILE
+    if not (file.is_file() and (path.is_dir() or path.suffix == ".safetensors")):
+        raise InputError(f"{path}: a threshold can only be saved beside a model that has a {CONFIG_FILE}")
+    return file
+
+
+def _check_sizes(config: ModelConfig, state: dict[str, Tensor], source: Path) -> None:
+    """Raise an InputError if the config is of a network of another size, before one is made that may be huge."""
+    blocks = {int(found[1]) for name in state if (found := re.match(r"backbone\.blocks\.(\d+)\.", name))}
+    head = state.get("head.weight")
+    present = {
+        "num_classes": None if head is None else head.shape[0],
+        "backbone_options.embed_dim": None if head is None else head.shape[1],
+        "backbone_options.depth": len(blocks) or None,
+    }
+    asked = {
+        "num_classes": config.num_classes,
+        "backbone_options.embed_dim": config.backbone_options.get("embed_dim"),
+        "backbone_options.depth": config.backbone_options.get("depth"),
+    }
+    for name, value in asked.items():
+        if None not in (value, present[name]) and value != present[name]:
+            raise InputError(f"{source}: {name} is {value}, but the weights beside it are of {present[name]}")
 
 
 def _load_published(path: Path) -> LocalizationModel:

@@ -2,7 +2,7 @@
 
     row = mean_heads softmax(q_cls k^T * scale + mask_cls)          (B, N)
 
-The fused attention stays as it is and the N x N matrix is never formed: one row a head costs about 1/N of the
+The fused attention stays as it is and the N x N matrix is never formed: one row per head costs about 1/N of the
 matrix. The attention modules of timm are covered by subclasses that differ from them in this alone, so
 `torch.compile` traces them without a graph break. `cover_attention` turns a module into its subclass in
 place, with the same parameters under the same names.

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import pydantic
+from pydantic import BeforeValidator, Field
 
 from ..errors import InputError
+from ..threshold import Threshold, threshold_from_json
 
 METHODS = ("scm", "tscam", "cls")
+LARGEST_SIDE = 8192  # pixels; far above it, a mistyped size would fill the memory with position embeddings
+
+Side = Annotated[int, Field(gt=0, le=LARGEST_SIDE)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-@dataclass
+@pydantic.dataclasses.dataclass(config=pydantic.ConfigDict(extra="forbid"))
 class ModelConfig:
     """Everything that `create_model` was asked for, with what the backbone told about its images.
 
@@ -28,17 +36,23 @@ class ModelConfig:
     """
 
     backbone: str
-    num_classes: int
+    num_classes: Annotated[int, Field(gt=0)]
     method: str = "scm"
     preset: str = "paper"
-    image_size: tuple[int, int] = (224, 224)
-    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
-    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
-    attention_layers: Sequence[int] | None = None
+    image_size: tuple[Side, Side] = (224, 224)
+    mean: tuple[Finite, Finite, Finite] = (0.485, 0.456, 0.406)
+    std: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225)
+    attention_layers: list[int] | None = None
     backbone_options: dict[str, Any] = field(default_factory=dict)
     calibration: dict[str, Any] = field(default_factory=dict)
-    class_names: Sequence[str] | None = None
-    threshold: float | None = None
+    class_names: list[str] | None = None
+    threshold: Annotated[Threshold | None, BeforeValidator(threshold_from_json)] = None
+
+    def __post_init__(self) -> None:
+        if self.class_names is not None and len(self.class_names) != self.num_classes:
+            raise InputError(
+                f"class_names must have {self.num_classes} entries, one per class, got {len(self.class_names)}"
+            )
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
@@ -49,12 +63,31 @@ class ModelConfig:
             values = json.loads(path.read_text())
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise InputError(f"{path}: not a JSON file ({error})") from error
-        known = {f.name for f in dataclasses.fields(cls)}
+        known = [f.name for f in dataclasses.fields(cls)]
         if not isinstance(values, dict) or not {"backbone", "num_classes"} <= values.keys():
             raise InputError(f"{path}: not a model's config: it must have `backbone` and `num_classes`")
-        if unknown := values.keys() - known:
+        if unknown := values.keys() - set(known):
             raise InputError(
                 f"{path}: unknown entries {', '.join(sorted(unknown))}; known: {', '.join(known)}"
             )
-        tuples = {name: tuple(values[name]) for name in ("image_size", "mean", "std") if name in values}
-        return cls(**values | tuples)
+        try:
+            return make_config(values)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
+
+
+def make_config(values: dict[str, Any]) -> ModelConfig:
+    """A checked configuration, or an InputError in a sentence."""
+    try:
+        return ModelConfig(**values)
+    except pydantic.ValidationError as error:
+        raise InputError(_sentence(error)) from None
+
+
+def _sentence(error: pydantic.ValidationError) -> str:
+    """The first thing that is wrong."""
+    first = error.errors()[0]
+    if first["type"] == "value_error":  # of __post_init__, or of the threshold
+        return str(first["ctx"]["error"])
+    place = ".".join(map(str, first["loc"]))
+    return f"{place}: {first['msg'][0].lower()}{first['msg'][1:]}, got {str(first['input'])[:60]!r}"

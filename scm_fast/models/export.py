@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import os
 from pathlib import Path
 
@@ -10,13 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
+from ..files import replacing
 from .localization_model import LocalizationModel
 
 SUFFIXES = (".pt2", ".onnx")
+OUTPUTS = ("logits", "attention", "semantic")  # of `Localization`
+MAX_DIFFERENCE = 1e-3
 
 
 def export_model(model: LocalizationModel, path: str | os.PathLike[str]) -> float:
-    """Write the network with a dynamic batch size, run the file, and return its largest difference.
+    """Export the network with a dynamic batch size, compare, and write it; gives the largest difference.
 
     Input `images` (B, 3, height, width), normalised; outputs by name: `logits`, `attention` and, but for
     method="cls", `semantic`. The difference is between the file's outputs and the model's, on random images.
@@ -24,15 +28,27 @@ def export_model(model: LocalizationModel, path: str | os.PathLike[str]) -> floa
     path = Path(path)
     if path.suffix not in SUFFIXES:
         raise InputError(f"{path}: the suffix chooses the format and must be one of {', '.join(SUFFIXES)}")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".onnx":
+        _require_onnx(path)
     network = _NamedOutputs(model.for_inference().cpu())
     shape = (3, *model.config.image_size)
     batch = {0: torch.export.Dim("batch", min=1)}
     program = torch.export.export(network, (torch.randn(2, *shape),), dynamic_shapes=(batch,))
     images = torch.randn(3, *shape)
     expected = network(images)
-    outputs = (_write_onnx if path.suffix == ".onnx" else _write_pt2)(program, path, images, list(expected))
-    return max((outputs[name] - expected[name]).abs().max().item() for name in expected)
+    content, outputs = (_to_onnx if path.suffix == ".onnx" else _to_pt2)(program, images, list(expected))
+    difference = max((outputs[name] - expected[name]).abs().max().item() for name in expected)
+    if not difference <= MAX_DIFFERENCE:  # NaN too
+        raise InputError(
+            f"{path}: its outputs would differ from the model's by {difference:.1e}; not written"
+        )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as partial:
+            partial.write_bytes(content)
+    except OSError as error:
+        raise InputError(f"{path}: could not be written ({error.strerror})") from error
+    return difference
 
 
 class _NamedOutputs(nn.Module):
@@ -43,29 +59,37 @@ class _NamedOutputs(nn.Module):
         self.model = model
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
-        return {name: value for name, value in self.model(images)._asdict().items() if value is not None}
+        outputs = self.model(images)._asdict()
+        return {name: outputs[name] for name in OUTPUTS if outputs[name] is not None}
 
 
-def _write_pt2(
-    program: torch.export.ExportedProgram, path: Path, images: Tensor, names: list[str]
-) -> dict[str, Tensor]:
-    torch.export.save(program, path)
-    return torch.export.load(path).module()(images)
+# Both in memory first: on a full disk the writers of torch end the process.
 
 
-def _write_onnx(
-    program: torch.export.ExportedProgram, path: Path, images: Tensor, names: list[str]
-) -> dict[str, Tensor]:
-    missing = [
-        name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None
-    ]
-    if missing:
-        raise InputError(f"{path}: ONNX needs {', '.join(missing)}: pip install 'scm-fast[onnx]'")
+def _to_pt2(
+    program: torch.export.ExportedProgram, images: Tensor, names: list[str]
+) -> tuple[bytes, dict[str, Tensor]]:
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer)
+    buffer.seek(0)
+    return buffer.getvalue(), torch.export.load(buffer).module()(images)
+
+
+def _to_onnx(
+    program: torch.export.ExportedProgram, images: Tensor, names: list[str]
+) -> tuple[bytes, dict[str, Tensor]]:
     import onnxruntime
 
-    torch.onnx.export(
-        program, (), path, input_names=["images"], output_names=names, external_data=False, verbose=False
-    )
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    exported = torch.onnx.export(program, (), input_names=["images"], output_names=names, verbose=False)
+    assert exported is not None
+    content = exported.model_proto.SerializeToString()
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     arrays = session.run(names, {"images": images.numpy()})
-    return {name: torch.from_numpy(array) for name, array in zip(names, arrays, strict=True)}
+    return content, {name: torch.from_numpy(array) for name, array in zip(names, arrays, strict=True)}
+
+
+def _require_onnx(path: Path) -> None:
+    needed = ("onnx", "onnxscript", "onnxruntime")
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InputError(f"{path}: ONNX needs {', '.join(missing)}: pip install 'scm-fast[onnx]'")

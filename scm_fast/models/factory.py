@@ -9,9 +9,9 @@ from typing import Any
 from ..errors import InputError
 from ..spatial_calibration import PRESETS, SpatialCalibration
 from . import backbones
-from .config import METHODS, ModelConfig
+from .config import METHODS, ModelConfig, make_config
 from .localization_model import LocalizationModel, linear_head, semantic_head
-from .weights import load_pretrained
+from .pretrained import load_pretrained
 
 
 def create_model(
@@ -54,8 +54,6 @@ def create_model(
         raise InputError(f"preset must be one of {', '.join(PRESETS)}, got {preset!r}")
     if not isinstance(num_classes, int) or num_classes < 1:
         raise InputError(f"num_classes must be a positive integer, got {num_classes!r}")
-    if class_names is not None and len(class_names) != num_classes:
-        raise InputError(f"class_names must have {num_classes} entries, one a class, got {len(class_names)}")
     module = _calibration(method, preset, calibration)
 
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
@@ -74,18 +72,20 @@ def create_model(
         backbones.check_whole_patches(network, "image_size is", size[0], size[1])
     backbones.cover_backbone(network, attention_layers, row_in_training=method == "scm")
     mean, std = backbones.channel_statistics(network)
-    config = ModelConfig(
-        backbone=backbone,
-        num_classes=num_classes,
-        method=method,
-        preset=preset,
-        image_size=(size[0], size[1]) if size else backbones.default_image_size(network),
-        mean=mean,
-        std=std,
-        attention_layers=attention_layers and list(attention_layers),
-        backbone_options=dict(backbone_options or {}),
-        calibration=dict(calibration or {}),
-        class_names=class_names and list(class_names),
+    config = make_config(
+        {
+            "backbone": backbone,
+            "num_classes": num_classes,
+            "method": method,
+            "preset": preset,
+            "image_size": tuple(size) if size else backbones.default_image_size(network),
+            "mean": mean,
+            "std": std,
+            "attention_layers": attention_layers and list(attention_layers),
+            "backbone_options": dict(backbone_options or {}),
+            "calibration": dict(calibration or {}),
+            "class_names": class_names and list(class_names),
+        }
     )
     model = LocalizationModel(
         config,
@@ -127,6 +127,5 @@ def model_from_config(config: ModelConfig) -> LocalizationModel:
         backbone_options=config.backbone_options,
         calibration=config.calibration,
     )
-    model.config.mean, model.config.std = config.mean, config.std
-    model.config.threshold = config.threshold
+    model.config = config
     return model

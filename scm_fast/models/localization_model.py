@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..errors import InputError
 from ..spatial_calibration import SpatialCalibration
 from . import backbones
-from .backbones import Backbone
+from .architectures import Backbone
 from .config import ModelConfig
 
 
@@ -21,6 +21,7 @@ class Localization(NamedTuple):
     logits: Tensor  # (B, C)
     attention: Tensor  # F0, (B, H, W): mean over layers and heads of the CLS token's attention
     semantic: Tensor | None  # S0, (B, C, H, W); None for method="cls", which has no map of a class
+    tokens: Tensor  # (B, D, H, W), the patch tokens that the maps are made of
 
     def activation_map(self, classes: Tensor | None = None) -> Tensor:
         """F0 * S0[class] on the grid, for the predicted class if `classes` is None.
@@ -113,7 +114,7 @@ class LocalizationModel(nn.Module):
         if self.training:
             return logits
         assert features.attention is not None  # covered layers always compute their rows in evaluation mode
-        return Localization(logits, features.attention, semantic)
+        return Localization(logits, features.attention, semantic, features.patches)
 
     def train(self, mode: bool = True) -> LocalizationModel:
         if mode and self.config.method == "scm" and self.calibration is None:

@@ -1,10 +1,13 @@
-"""Reading weight files, never their code, and putting pretrained weights into a model."""
+"""Reading weight files, never the code in them."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-import sys
+import pickletools
+import re
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,8 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
-from .conformer import Conformer
-from .localization_model import LocalizationModel
 
 logger = logging.getLogger("scm_fast")
 
@@ -46,12 +47,59 @@ def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     except MemoryError:
         raise
     except Exception as error:  # a file of another kind fails anywhere in the reader: KeyError, EOFError, ...
-        # torch's own text goes on for a page, with advice to run the code in the file.
-        reason = str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__
-        raise InputError(f"{path}: cannot be read as weights ({reason})") from error
+        look = _fault_of_safetensors if path.suffix == ".safetensors" else _fault_of_torch_file
+        raise InputError(f"{path}: {look(path, str(error))}") from error
     if not isinstance(contents, Mapping):
         raise InputError(f"{path}: expected a dictionary of weights, found {type(contents).__name__}")
     return dict(contents)
+
+
+NOT_WEIGHTS = "this is not a weight file"
+TRUNCATED = "this weight file is truncated: copy or download it again"
+
+
+def _fault_of_safetensors(path: Path, message: str) -> str:
+    """The file is the length of its header, the header (JSON with the place of each tensor), and the tensors."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = file.read(min(length, 10**8))
+    if not header.startswith(b"{"):
+        return f"{NOT_WEIGHTS}: expected safetensors"
+    present = path.stat().st_size - 8 - length
+    if present >= 0:
+        try:
+            entries = json.loads(header)
+            end = max(entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__")
+        except (ValueError, KeyError, TypeError, IndexError):
+            return f"{NOT_WEIGHTS}: expected safetensors"
+        if present >= end:
+            return f"cannot be read as weights ({message})"
+    return TRUNCATED
+
+
+def _fault_of_torch_file(path: Path, message: str) -> str:
+    """torch's own text goes on for a page, with advice to run the code in the file."""
+    with path.open("rb") as file:
+        start = file.read(4)
+    code = re.search(r"([\w.]+) was not an allowed global", message)
+    if code or (start.startswith(b"\x80") and _pickle_imports(path)):
+        name = f" ({code[1]})" if code else ""
+        return f"this file contains code{name}, which is refused: only tensors and numbers are read"
+    if start == b"PK\3\4":  # torch writes zip archives, whose table of contents comes last
+        if not zipfile.is_zipfile(path):
+            return TRUNCATED
+    elif start.startswith(b"\x80") and re.search(r"EOF|Ran out of input|wrong byte size|truncated", message):
+        return TRUNCATED
+    return f"{NOT_WEIGHTS}: expected what torch.save writes, or safetensors"
+
+
+def _pickle_imports(path: Path) -> bool:
+    """Whether a pickle names anything to be imported, found out without doing it."""
+    try:
+        with path.open("rb") as file:
+            return any("GLOBAL" in opcode.name for opcode, _, _ in pickletools.genops(file))
+    except ValueError:  # not a pickle to its end
+        return False
 
 
 def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
@@ -90,61 +138,11 @@ def load_strictly(module: nn.Module, state: Mapping[str, Tensor], source: str) -
     module.load_state_dict(state)
 
 
-def load_pretrained(model: LocalizationModel, path: str | os.PathLike[str]) -> None:
-    """Put a file with the backbone's own names (timm's, or the Conformer authors'), or a folder that `save_model`
-    wrote, into `model`.
-
-    Its classifier is used where `model` has one of the same shape, and dropped with a notice otherwise. A
-    calibration starts anew.
-    """
-    path = Path(path)
-    state = read_state_dict(path / WEIGHTS_FILE if path.is_dir() else path)
-    backbone, head = model.backbone, model.head
-    if isinstance(backbone, Conformer):
-        classifier, other = "trans_cls_head", []
-        state = _backbone_names(state, classifier)
-        theirs, ours = state.get("conv_cls_head.weight"), backbone.conv_cls_head.weight
-        if theirs is not None and theirs.shape != ours.shape:
-            _notice_dropped(path, "conv_cls_head", theirs, ours)
-            state |= {
-                f"conv_cls_head.{key}": value for key, value in backbone.conv_cls_head.state_dict().items()
-            }
-    else:
-        classifier, other = "head", ["head_dist"]
-        state = _backbone_names(state, classifier)
-        # timm's own rules: other position embedding grids, older names.
-        state = sys.modules[type(backbone).__module__].checkpoint_filter_fn(state, backbone)
-    taken = {name: state.pop(f"{classifier}.{name}", None) for name in ("weight", "bias")}
-    for prefix in other:
-        state = {key: value for key, value in state.items() if not key.startswith(f"{prefix}.")}
-    load_strictly(backbone, state, str(path))
-    if taken["weight"] is None:
-        return
-    if taken["weight"].shape == head.weight.shape and taken["bias"] is not None:
-        head.load_state_dict(taken)
-    else:
-        _notice_dropped(path, classifier, taken["weight"], head.weight)
-
-
-def _backbone_names(state: dict[str, Tensor], classifier: str) -> dict[str, Tensor]:
-    """The names that the backbone's own file would have, if this is a whole `LocalizationModel`."""
-    if not any(key.startswith("backbone.") for key in state):
-        return state
-    own = {
-        key.removeprefix("backbone."): value for key, value in state.items() if key.startswith("backbone.")
-    }
-    head = {
-        f"{classifier}.{key.removeprefix('head.')}": value
-        for key, value in state.items()
-        if key.startswith("head.")
-    }
-    return own | head
-
-
-def _notice_dropped(path: str | os.PathLike[str], name: str, theirs: Tensor, ours: Tensor) -> None:
+def notice_dropped(source: str, name: str, theirs: Tensor, ours: Tensor) -> None:
+    """Say that a classifier of a weight file, for other classes, is not used."""
     logger.warning(
         "%s: its classifier %s %s is dropped, the model's is %s and starts anew",
-        os.fspath(path),
+        source,
         name,
         tuple(theirs.shape),
         tuple(ours.shape),

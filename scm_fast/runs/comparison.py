@@ -10,14 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..training.config import FIELDS
-from .reading import RunRecord
+from ..training.config import OPTIONS
+from .reading import Run
 
-# Fields that tell a run from its repetition: the seed, and what has no influence on the result.
-REPETITION = {"seed"}
-NO_INFLUENCE = {
-    *("out", "resume", "workers", "cache", "cache_gigabytes", "checkpoint_steps", "tensorboard", "report"),
-}
+COMPARED = [name for name, option in OPTIONS.items() if option.metadata["compare"]]
 METRICS = ("top1_cls", "top1_loc", "gt_known", "max_box_acc_v2")
 
 
@@ -45,7 +41,7 @@ class Group:
     """Runs of one configuration, in the order in which they were given."""
 
     name: str
-    runs: list[RunRecord]
+    runs: list[Run]
 
     @property
     def config(self) -> Any:
@@ -60,10 +56,25 @@ class Group:
             "test": {name: Summary.of(_test_value(content, name) for content in test) for name in METRICS},
             "validation": {name: Summary.of(row.get(name) for row in best) for name in METRICS},
         }
-        figures["test"]["threshold"] = Summary.of(content.get("threshold") for content in test)
-        figures["validation"]["threshold"] = Summary.of(row.get("threshold") for row in best)
+        for kind, contents in (("test", test), ("validation", best)):
+            one_rule = len(self.threshold_rules[kind]) == 1  # values of several have no mean
+            figures[kind]["threshold"] = (
+                Summary.of(c.get("threshold") for c in contents) if one_rule else None
+            )
         figures["validation"]["epoch"] = Summary.of(row["epoch"] + 1 if row else None for row in best)
         return figures
+
+    @cached_property
+    def threshold_rules(self) -> dict[str, list[str]]:
+        """By split, the rules of the runs' thresholds."""
+        contents = {
+            "test": [run.evaluation or {} for run in self.runs],
+            "validation": [run.best_epoch or {} for run in self.runs],
+        }
+        return {
+            kind: sorted({rule for content in parts if (rule := content.get("threshold_rule"))})
+            for kind, parts in contents.items()
+        }
 
     @cached_property
     def images_per_second(self) -> Summary | None:
@@ -89,13 +100,12 @@ def _test_value(evaluation: dict[str, Any], name: str) -> float | None:
     return evaluation.get("metrics", {}).get(name, {}).get("value")
 
 
-def group_runs(runs: Sequence[RunRecord]) -> list[Group]:
+def group_runs(runs: Sequence[Run]) -> list[Group]:
     """Runs that differ in their seed alone together, the others each by itself."""
-    groups: dict[str, list[RunRecord]] = {}
-    ignored = REPETITION | NO_INFLUENCE
+    groups: dict[str, list[Run]] = {}
     for run in runs:
         values = run.config.as_dict()
-        groups.setdefault(repr([values[name] for name in FIELDS if name not in ignored]), []).append(run)
+        groups.setdefault(repr([values[name] for name in COMPARED]), []).append(run)
     names = short_names([run.path for run in runs])
     return [Group(", ".join(names[run.path] for run in members), members) for members in groups.values()]
 
@@ -111,12 +121,12 @@ def short_names(paths: Sequence[Path]) -> dict[Path, str]:
 
 
 def differences(groups: Sequence[Group]) -> dict[str, list[Any]]:
-    """Fields of the configuration that are not the same in all groups, with the value of each."""
+    """Options that are not the same in all groups, with the value of each."""
     values = [group.config.as_dict() for group in groups]
     found = {}
-    for name in FIELDS:
+    for name in COMPARED:
         column = [value[name] for value in values]
-        if name not in REPETITION | NO_INFLUENCE and any(value != column[0] for value in column):
+        if any(value != column[0] for value in column):
             found[name] = column
     return found
 
@@ -126,7 +136,7 @@ def doubts(groups: Sequence[Group]) -> list[str]:
     runs = [run for group in groups for run in group.runs]
     names = short_names([run.path for run in runs])
 
-    def varying(what: str, value: Callable[[RunRecord], Any]) -> list[str]:
+    def varying(what: str, value: Callable[[Run], Any]) -> list[str]:
         users: dict[Any, list[str]] = {}
         for run in runs:
             if (found := value(run)) is not None:
@@ -138,7 +148,7 @@ def doubts(groups: Sequence[Group]) -> list[str]:
     sentences = [
         *varying("the data differ", lambda run: Path(run.config.data).name),
         *varying("the training splits differ", lambda run: run.config.train_split),
-        *varying("the validation splits differ", lambda run: run.config.val_split),
+        *varying("the validation splits differ", lambda run: run.config.validation_name),
         *varying("the test splits differ", lambda run: run.config.test_split),
         *varying(
             "the numbers of test images differ", lambda run: run.evaluation and run.evaluation["images"]

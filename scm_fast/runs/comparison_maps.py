@@ -10,13 +10,13 @@ from matplotlib.figure import Figure
 from ..errors import InputError
 from ..models import load_model
 from .maps import PANEL, TITLE, compute_maps, images_of_run, outline_boxes, show_image
-from .reading import RunRecord
+from .reading import Run
 
 COUNT = 6  # images, if none are named
 
 
-def comparison_maps(runs: Sequence[RunRecord], wanted: Sequence[str], device: torch.device) -> Figure:
-    """A column an image: the image, and below it for each run its map with the box (red; the true one is green).
+def comparison_maps(runs: Sequence[Run], wanted: Sequence[str], device: torch.device) -> Figure:
+    """A column per image: the image, and below it for each run its map with the box (red; the true one is green).
 
     wanted: image files, or images of the first run's test split by number or name; none for some of the split.
     """
@@ -25,10 +25,7 @@ def comparison_maps(runs: Sequence[RunRecord], wanted: Sequence[str], device: to
     if len(counts) > 1:
         raise InputError(f"--maps: the runs have different classes, {' and '.join(map(str, counts))} of them")
     subjects = images_of_run(runs[0], models[0], wanted, None, COUNT)
-    found = [
-        compute_maps(model, subjects, device, run.config.protocol)
-        for model, run in zip(models, runs, strict=True)
-    ]
+    found = [compute_maps(model, subjects, device) for model in models]
     tallest = max(subject.image.size[1] / subject.image.size[0] for subject in subjects)
     size = (PANEL * len(subjects), (PANEL * tallest + TITLE / 2) * (1 + len(runs)))
     figure = Figure(figsize=size, layout="constrained")

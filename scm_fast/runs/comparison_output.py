@@ -39,7 +39,7 @@ def comparison_text(groups: Sequence[Group]) -> str:
 
 def _splits(groups: Sequence[Group], kind: str) -> str:
     names = dict.fromkeys(
-        group.config.test_split if kind == "test" else group.config.val_split for group in groups
+        group.config.test_split if kind == "test" else group.config.validation_name for group in groups
     )
     what = "the model that was kept" if kind == "test" else "the epoch in which it was best"
     return f"{kind} split ({', '.join(names)}), {what}"
@@ -53,7 +53,7 @@ def _test_rows(groups: Sequence[Group]) -> list[list[str]]:
         rows.append(
             [
                 *(group.name, config.method, config.preset, config.backbone, seeds, group.progress),
-                *_cells(group.figures["test"], group),
+                *_cells(group, "test"),
                 _cell(group.images_per_second, len(group.runs), 1),
             ]
         )
@@ -74,13 +74,17 @@ def _validation_rows(groups: Sequence[Group]) -> list[list[str]]:
     rows = [["", "epoch", *HEADINGS.values()]]
     for group in groups:
         figures = group.figures["validation"]
-        rows.append([group.name, _cell(figures["epoch"], len(group.runs), 0), *_cells(figures, group)])
+        rows.append([group.name, _cell(figures["epoch"], len(group.runs), 0), *_cells(group, "validation")])
     return rows
 
 
-def _cells(figures: dict[str, Summary | None], group: Group) -> list[str]:
-    digits = {**dict.fromkeys(METRICS, 1), "threshold": 3}
-    return [_cell(figures[name], len(group.runs), digits[name]) for name in HEADINGS]
+def _cells(group: Group, kind: str) -> list[str]:
+    figures, rules = group.figures[kind], group.threshold_rules[kind]
+    cells = {name: _cell(figures[name], len(group.runs), 1) for name in METRICS}
+    # A threshold is named with its rule; where the runs' rules differ, there is no mean.
+    value = [] if len(rules) > 1 else [_cell(figures["threshold"], len(group.runs), 3)]
+    cells["threshold"] = " ".join([", ".join(rules), *value]).strip()
+    return [cells[name] for name in HEADINGS]
 
 
 def _cell(figure: Summary | None, runs: int, digits: int) -> str:
@@ -135,6 +139,7 @@ def comparison_data(groups: Sequence[Group]) -> dict[str, Any]:
                     for run in group.runs
                 ],
                 **{kind: plain(figures) for kind, figures in group.figures.items()},
+                "threshold_rules": group.threshold_rules,
                 **plain({"images_per_second": group.images_per_second}),
                 "baselines": group.baselines,
             }

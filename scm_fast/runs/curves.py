@@ -12,13 +12,13 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from ..evaluation.protocols import METRIC_NAMES
-from .reading import RunRecord
+from .reading import Run
 
 ACCURACIES = ("top1_cls", "top1_loc", "gt_known", "max_box_acc_v2", "px_ap")
 SIZE = (7.0, 4.2)  # inches
 
 
-def draw_curves(run: RunRecord, folder: Path) -> list[Path]:
+def draw_curves(run: Run, folder: Path) -> list[Path]:
     """Write what there is to draw of the run's logs as PNG files; gives their paths."""
     figures = {}
     if run.steps:
@@ -38,7 +38,7 @@ def save_figure(figure: Figure, path: Path) -> Path:
     return path
 
 
-def loss_figure(run: RunRecord) -> Figure:
+def loss_figure(run: Run) -> Figure:
     """Training loss and learning rate of every step."""
     figure = Figure(figsize=(SIZE[0], 5.5), layout="constrained")
     loss_axes, rate_axes = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
@@ -46,15 +46,15 @@ def loss_figure(run: RunRecord) -> Figure:
     losses = np.array([row["loss"] for row in run.steps], dtype=float)
     loss_axes.plot(steps, losses, color="tab:blue", alpha=0.3, linewidth=0.8, label="of each step")
     window = max(1, len(losses) // 50)
-    loss_axes.plot(steps, running_mean(losses, window), color="tab:blue", label=f"mean of {window} steps")
-    loss_axes.set(ylabel="training loss", title=describe(run))
+    loss_axes.plot(steps, moving_mean(losses, window), color="tab:blue", label=f"mean of {window} steps")
+    loss_axes.set(ylabel="training loss", title=run_title(run))
     loss_axes.legend()
     rate_axes.plot(steps, [row["lr"] for row in run.steps], color="tab:orange")
     rate_axes.set(ylabel="learning rate", xlabel="optimiser steps")
     return figure
 
 
-def running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
+def moving_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
     """Mean of each value with up to `window - 1` before it, (n,) -> (n,)."""
     sums = np.cumsum(np.concatenate([[0.0], values]))
     ends = np.arange(1, len(values) + 1)
@@ -62,13 +62,16 @@ def running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64
     return (sums[ends] - sums[begins]) / (ends - begins)
 
 
-def accuracy_figure(run: RunRecord) -> Figure:
+def accuracy_figure(run: Run) -> Figure:
     """The validation split's figures and the accuracy in training, with the epoch that was kept."""
     figure, axes = epochs_figure(run)
     shown = [name for name in ACCURACIES if any(name in row for row in run.epochs)]
     for name in shown:
         axes.plot(
-            numbers(run), run.column(name), marker=".", label=f"{METRIC_NAMES[name]}, {run.config.val_split}"
+            numbers(run),
+            run.column(name),
+            marker=".",
+            label=f"{METRIC_NAMES[name]}, {run.config.validation_name}",
         )
     axes.plot(numbers(run), run.column("train_top1"), "--", color="grey", label="Top-1 in training")
     if run.best_epoch is not None:
@@ -80,17 +83,24 @@ def accuracy_figure(run: RunRecord) -> Figure:
     return figure
 
 
-def threshold_figure(run: RunRecord) -> Figure:
+def threshold_figure(run: Run) -> Figure:
     figure, axes = epochs_figure(run)
-    axes.plot(numbers(run), run.column("threshold"), marker=".")
-    axes.set(ylabel=f"box threshold, best on {run.config.val_split}", ylim=(0, None))
+    rules = dict.fromkeys(row.get("threshold_rule") for row in run.epochs)
+    for rule in rules:
+        values = [
+            v if row.get("threshold_rule") == rule else np.nan
+            for v, row in zip(run.column("threshold"), run.epochs, strict=True)
+        ]
+        axes.plot(numbers(run), values, marker=".", label=rule)
+    axes.set(ylabel=f"box threshold of {run.config.validation_name}")
+    axes.legend(title="rule")
     return figure
 
 
-def calibration_figure(run: RunRecord) -> Figure:
+def calibration_figure(run: Run) -> Figure:
     """lambda and beta of every block after each epoch."""
     figure = Figure(figsize=(9, 4), layout="constrained")
-    figure.suptitle(describe(run), fontsize="medium")
+    figure.suptitle(run_title(run), fontsize="medium")
     for axes, name, symbol in zip(figure.subplots(1, 2), ("lam", "beta"), ("λ", "β"), strict=True):
         columns = [column for column in run.epochs[0] if column.startswith(f"{name}_")]
         for column in columns:
@@ -103,10 +113,10 @@ def calibration_figure(run: RunRecord) -> Figure:
     return figure
 
 
-def epochs_figure(run: RunRecord) -> tuple[Figure, Axes]:
+def epochs_figure(run: Run) -> tuple[Figure, Axes]:
     figure = Figure(figsize=SIZE, layout="constrained")
     axes = figure.subplots()
-    axes.set(xlabel="epochs", title=describe(run))
+    axes.set(xlabel="epochs", title=run_title(run))
     count_epochs(axes)
     return figure, axes
 
@@ -116,12 +126,12 @@ def count_epochs(axes: Axes) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def numbers(run: RunRecord) -> Sequence[float]:
+def numbers(run: Run) -> Sequence[float]:
     """Epochs done when each row of the log was written."""
     return [(row["epoch"] or 0) + 1 for row in run.epochs]
 
 
-def describe(run: RunRecord) -> str:
+def run_title(run: Run) -> str:
     config = run.config
     preset = f" ({config.preset})" if config.method == "scm" else ""
     return f"{config.method}{preset}, {config.backbone}, {Path(config.data).name}"

@@ -18,13 +18,13 @@ from PIL import Image
 from ..data import LocalizationDataset
 from ..data.images import load_image
 from ..errors import InputError
-from ..evaluation import protocols
-from ..evaluation.boxes import EVALUATION_SIZE, largest_box, resize_map, scale_to_image, to_uint8
-from ..evaluation.runner import check_classes, evaluation_recipe
-from ..localizer import DEFAULT_THRESHOLD
+from ..evaluation.boxes import locate, resize_map
+from ..evaluation.pipeline import check_classes
+from ..evaluation.predictor import Predictor
 from ..models import LocalizationModel
-from ..training.validation import open_split
-from .reading import RunRecord
+from ..overlay import blend
+from ..threshold import threshold_to_use
+from .reading import Run
 
 Box = Sequence[float]  # x0, y0, x1, y1 in pixels of the image
 PANEL = 1.6  # inches, width of a panel
@@ -81,12 +81,12 @@ def choose_subjects(dataset: LocalizationDataset | None, wanted: Sequence[str]) 
 
 
 def images_of_run(
-    record: RunRecord, model: LocalizationModel, wanted: Sequence[str], split: str | None, count: int
+    run: Run, model: LocalizationModel, wanted: Sequence[str], split: str | None, count: int
 ) -> list[Subject]:
     """The files and images of the split (the run's test split) that are `wanted`, or `count` of the split."""
     dataset = None
     if not wanted or not all(Path(word).is_file() for word in wanted):
-        dataset = open_split(record.config, split or record.config.test_split)
+        dataset = run.config.source().split(split or run.config.test_split)
         check_classes(model, dataset)
         # The middles of equal parts, so that they are of different classes where the data are in order.
         parts = min(count, len(dataset))
@@ -96,17 +96,16 @@ def images_of_run(
 
 @torch.inference_mode()
 def compute_maps(
-    model: LocalizationModel, subjects: Sequence[Subject], device: torch.device, protocol: str
+    model: LocalizationModel, subjects: Sequence[Subject], device: torch.device
 ) -> list[BlockMaps]:
-    """protocol: under which the model's threshold was chosen; it says how maps are resized."""
-    recipe = evaluation_recipe(model)
+    """What the model makes of each image; the box is cut at its own threshold."""
     model = model.to(device).eval()
-    threshold = DEFAULT_THRESHOLD if model.config.threshold is None else model.config.threshold
-    interpolation = protocols.settings(protocol).get("interpolation", "cubic")
+    preprocessing = Predictor(model, device).preprocessing
+    threshold = threshold_to_use(model.config.threshold)
     results = []
     for subject in subjects:
-        pixels = recipe.prepare(subject.image).unsqueeze(0).to(device)
-        localization = model(recipe.normalize(pixels))
+        pixels = preprocessing.prepare(subject.image).unsqueeze(0).to(device)
+        localization = model(preprocessing.normalize(pixels))
         score, best = localization.logits.softmax(1).max(1)
         label = int(best) if subject.label is None else subject.label
         semantic, attention = [], [localization.attention]
@@ -117,8 +116,7 @@ def compute_maps(
                 semantic += trace.semantic
                 attention += trace.attention
         activation = localization.activation_map(torch.tensor([label], device=device))[0]
-        resized = resize_map(activation.float().cpu().numpy(), interpolation=interpolation)
-        box = largest_box(to_uint8(resized), threshold)
+        located = locate(activation.float().cpu().numpy(), threshold, subject.image.size)
         results.append(
             BlockMaps(
                 subject,
@@ -127,15 +125,15 @@ def compute_maps(
                 float(score),
                 [maps[0, label].float().cpu().numpy() for maps in semantic],
                 [maps[0].float().cpu().numpy() for maps in attention],
-                resized,
-                scale_to_image(box, subject.image.size, EVALUATION_SIZE).tolist(),
+                located.scores,
+                located.box,
             )
         )
     return results
 
 
 def maps_figure(results: Sequence[BlockMaps], class_names: Sequence[str]) -> Figure:
-    """Two rows an image: image, S^0 ... S^L and the box; what it is, F^0 ... F^L and the map of the box."""
+    """Two rows per image: image, S^0 ... S^L and the box; what it is, F^0 ... F^L and the map of the box."""
     blocks = len(results[0].attention)
     sizes = [result.subject.image.size for result in results]
     heights = [PANEL * height / width + TITLE for width, height in sizes for _ in range(2)]
@@ -170,11 +168,11 @@ def show_image(axes: Axes, result: BlockMaps, values: NDArray | None, title: str
     width, height = result.subject.image.size
     small = result.subject.image.copy()
     small.thumbnail(LARGEST)  # a photograph has many times the pixels of a panel
-    axes.imshow(small, extent=(0, width, height, 0))
-    axes.set_title(title, fontsize="small")
+    picture = np.asarray(small)
     if values is not None:
-        heat = resize_map(values).clip(0, 1)
-        axes.imshow(heat, extent=(0, width, height, 0), cmap="turbo", vmin=0, vmax=1, alpha=OPACITY)
+        picture = blend(picture, resize_map(values, small.size), OPACITY)
+    axes.imshow(picture, extent=(0, width, height, 0))
+    axes.set_title(title, fontsize="small")
 
 
 def _write(axes: Axes, result: BlockMaps, class_names: Sequence[str]) -> None:

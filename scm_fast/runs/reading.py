@@ -9,13 +9,17 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..errors import InputError
-from ..training.config import TrainConfig, make_config, read_yaml
+from ..training.config import TrainConfig, make_config
+from ..training.recipes import read_yaml
 
-Row: TypeAlias = "dict[str, float | None]"  # None: there was nothing to write, as a threshold without boxes
+# Numbers, but for the name in `threshold_rule`. None: there was nothing to write, as a threshold without boxes.
+Row: TypeAlias = "dict[str, Any]"
+TEXT = ("threshold_rule",)
+EVALUATION = ("metrics", "baselines", "images", "threshold", "threshold_rule", "protocol")
 
 
 @dataclass(frozen=True)
-class RunRecord:
+class Run:
     """What a run has written so far."""
 
     path: Path
@@ -47,7 +51,7 @@ class RunRecord:
         return [_value(row, name, float("nan")) for row in self.epochs]
 
 
-def read_run(path: str | Path) -> RunRecord:
+def read_run(path: str | Path) -> Run:
     """The run in a folder that train.py wrote, finished or not."""
     path = Path(path)
     if not path.is_dir():
@@ -56,7 +60,7 @@ def read_run(path: str | Path) -> RunRecord:
         raise InputError(f"{path}: not a run folder: train.py would have written config.yaml there")
     config = make_config(read_yaml(path / "config.yaml"), str(path / "config.yaml"))
     metrics = path / "evaluation" / "metrics.json"
-    return RunRecord(
+    return Run(
         path,
         config,
         _read_rows(path / "steps.csv"),
@@ -68,7 +72,7 @@ def read_run(path: str | Path) -> RunRecord:
 def _read_metrics(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
-        return {name: content[name] for name in ("metrics", "baselines", "images", "threshold", "protocol")}
+        return {name: content[name] for name in EVALUATION}
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: not the metrics of an evaluation ({error})") from error
 
@@ -83,7 +87,10 @@ def _read_rows(path: Path) -> list[Row]:
             if None in row or None in row.values():
                 continue
             try:
-                rows.append({name: float(value) if value else None for name, value in row.items()})
+                rows.append(
+                    {name: value if name in TEXT else float(value) for name, value in row.items() if value}
+                    | {name: None for name, value in row.items() if not value}
+                )
             except ValueError as error:
                 raise InputError(f"{path}: row {len(rows) + 1} is not of numbers ({error})") from error
     return rows

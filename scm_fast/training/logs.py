@@ -53,11 +53,11 @@ class RunLogs:
         }
         self._draw("epochs", row["epoch"], {tags[name]: row[name] for name in row})
 
-    def _draw(self, writer: str, place: int, values: Mapping[str, float | None]) -> None:
+    def _draw(self, writer: str, place: int, values: Mapping[str, float | str | None]) -> None:
         if writer not in self._writers:
             return
         for tag, value in values.items():
-            if value is not None and tag not in ("step/step", "epoch/epoch"):
+            if isinstance(value, (int, float)) and tag not in ("step/step", "epoch/epoch"):
                 self._writers[writer].add_scalar(tag, value, place)
 
     def flush(self) -> None:

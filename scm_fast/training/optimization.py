@@ -29,10 +29,10 @@ def build_optimizer(model: LocalizationModel, config: TrainConfig) -> AdamW:
     return AdamW([group for group in groups if group["params"]], lr=config.lr, betas=config.betas)
 
 
-def build_scheduler(optimizer: Optimizer, config: TrainConfig, steps_an_epoch: int) -> LambdaLR:
+def build_scheduler(optimizer: Optimizer, config: TrainConfig, steps_per_epoch: int) -> LambdaLR:
     """Linear rise over the warm-up, then half a cosine down to `min_lr`; stepped with the optimiser."""
-    total = config.epochs * steps_an_epoch
-    warmup = round(config.warmup_epochs * steps_an_epoch)
+    total = config.epochs * steps_per_epoch
+    warmup = round(config.warmup_epochs * steps_per_epoch)
     floor = config.min_lr / config.lr
 
     def factor(step: int) -> float:

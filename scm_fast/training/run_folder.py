@@ -10,39 +10,28 @@
     evaluation/       the test split, at the end
     pretraining/      the run that came first, if the configuration asks for one
     tensorboard/      with --tensorboard: steps.csv and log.csv again
+    run.lock          while a process is at work here: which one
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from .. import distributed
 from ..errors import InputError
-from ..files import replacing
+from ..files import readable_size, replacing
 from ..models import LocalizationModel, save_model
 from ..models.weights import read_file
-from .config import TrainConfig, read_yaml
-
-# What may differ between a run and its continuation: where things are and how they are computed.
-MAY_CHANGE = {
-    *(
-        "data",
-        "layout",
-        "images",
-        "boxes",
-        "workers",
-        "cache",
-        "cache_gigabytes",
-        "pretrained",
-        "micro_batch",
-    ),
-    *("backend", "device", "amp", "channels_last", "compile", "grad_checkpointing"),
-    *("out", "resume", "checkpoint_steps", "tensorboard", "report", "test_split"),
-}
+from .config import OPTIONS, TrainConfig
+from .lock import RunLock
+from .recipes import read_yaml
 
 
 class RunFolder:
@@ -51,6 +40,17 @@ class RunFolder:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.checkpoint_file = self.path / "checkpoint.pt"
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Within the `with`, no other command trains into this folder. All processes of this one enter together."""
+        lock = RunLock(self.path)
+        distributed.on_first(lock.acquire)
+        try:
+            yield
+        finally:
+            if distributed.is_first():
+                lock.release()
 
     @property
     def has_checkpoint(self) -> bool:
@@ -77,7 +77,7 @@ class RunFolder:
         needed, free = model_bytes * 9, shutil.disk_usage(self.path).free
         if free < needed:
             raise InputError(
-                f"{self.path}: checkpoints need {needed / 1e9:.2f} GB, {free / 1e9:.2f} GB are free"
+                f"{self.path}: checkpoints need {readable_size(needed)}, and {readable_size(free)} are free"
             )
 
     def _check_same_run(self, config: TrainConfig) -> None:
@@ -85,7 +85,7 @@ class RunFolder:
         changed = [
             f"{name} was {before.get(name)!r} and is now {now[name]!r}"
             for name in now
-            if name not in MAY_CHANGE and before.get(name) != now[name]
+            if not OPTIONS[name].metadata["resume"] and before.get(name) != now[name]
         ]
         if changed:
             raise InputError(

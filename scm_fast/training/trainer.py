@@ -8,7 +8,7 @@ import logging
 import math
 import signal
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,43 +18,23 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
-from ..backends import resolve_backend
-from ..data import Batch, LocalizationDataset
-from ..data.sampling import check_global_batch
-from ..evaluation import Result
+from .. import distributed
+from ..data import Batch, DataSource
+from ..evaluation import Predictor, Result, evaluate
+from ..evaluation.pipeline import check_classes
 from ..models.weights import load_strictly
-from . import processes
+from ..threshold import threshold_from_json
+from .building import amp_dtype, build_loader, build_model
+from .checks import check_run, resumes
 from .config import TrainConfig
-from .logs import RunLogs, check_tensorboard
+from .logs import RunLogs
+from .meter import Meter
 from .optimization import build_optimizer, build_scheduler
 from .run_folder import RunFolder
-from .setup import amp_dtype, build_loader, build_model
-from .validation import SplitEvaluation, make_predictor, open_split
+from .stopping import Diverged, Interrupted, StopSignal
+from .validation import validation_settings
 
 logger = logging.getLogger("scm_fast")
-FEW_STEPS = 10  # an epoch
-
-
-class Interrupted(Exception):
-    """A signal stopped the run, after a checkpoint."""
-
-    def __init__(self, message: str, number: int) -> None:
-        super().__init__(message)
-        self.number = number
-
-
-class Diverged(Exception):
-    """Loss or gradient is no longer a number."""
-
-
-@dataclass
-class Meter:
-    """Sums over the steps of an epoch, of all processes."""
-
-    loss: float = 0.0
-    right: float = 0.0
-    images: int = 0
-    seconds: float = 0.0
 
 
 class Trainer:
@@ -63,20 +43,29 @@ class Trainer:
     trainer = Trainer(config, device)
     trainer.fit()
 
+    source: the data, if some of it may be open already.
     start_from: weights instead of those that the configuration names.
     """
 
-    def __init__(self, config: TrainConfig, device: torch.device, start_from: Path | None = None) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        device: torch.device,
+        source: DataSource | None = None,
+        start_from: Path | None = None,
+    ) -> None:
         self.config, self.device = config, device
+        self.source = source or config.source()
         assert config.out is not None
         self.folder = RunFolder(config.out)
-        self.resuming = config.resume == "auto" or processes.restarts() > 0
-        self.dataset = self._check()
+        self.resuming = resumes(config)
+        check_run(config, self.source, device)
+        self.dataset = self.source.split(config.train_split)
         self.amp = amp_dtype(config.amp, device)
         torch.manual_seed(config.seed)
         self.model = build_model(config, self.dataset, start_from).to(device)
         self.loader = build_loader(config, self.dataset, self.model, device)
-        self.validation = SplitEvaluation(config, config.val_split, self.model, device)
+        check_classes(self.model, self.source.validation(config.val_split))
         if config.channels_last:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.model.set_grad_checkpointing(config.grad_checkpointing)
@@ -85,46 +74,26 @@ class Trainer:
         self.optimizer = build_optimizer(self.model, config)
         self.scheduler = build_scheduler(self.optimizer, config, self.loader.steps)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.amp is torch.float16)
-        self.stop = processes.StopSignal()
+        self.stop = StopSignal()
         self.step = 0  # optimiser steps of the whole run
         self.validated = 0  # epochs whose model was validated
         self.best: dict[str, float] = {}  # by metric
         self.meter = Meter()
         # Every process draws its own stochastic depth.
-        torch.manual_seed(config.seed + 1 + processes.rank())
+        torch.manual_seed(config.seed + 1 + distributed.rank())
 
         self.logs = RunLogs(self.folder.path, config.tensorboard)
         self._open_folder()
         self.network = self._distributed()
 
-    def _check(self) -> LocalizationDataset:
-        """Find out what is wrong before anything is downloaded or computed; gives the training images."""
-        config = self.config
-        if config.tensorboard:
-            check_tensorboard()
-        if config.method == "scm":
-            resolve_backend(config.calibration.get("backend", config.backend), self.device)
-        processes.on_first(self.folder.check, config, self.resuming)
-        dataset = open_split(config, config.train_split)
-        check_global_batch(len(dataset), config.global_batch, processes.world_size())
-        if config.test_split != config.val_split:  # the other one is opened soon enough
-            open_split(config, config.test_split)
-        steps = len(dataset) // config.global_batch
-        if steps < FEW_STEPS and processes.is_first():
-            logger.warning(
-                "an epoch has %d optimiser steps only: with few images, a smaller --global-batch learns more",
-                steps,
-            )
-        return dataset
-
     # Checkpoints
 
     def _open_folder(self) -> None:
         weights = sum(p.numel() * p.element_size() for p in self.model.parameters())
-        processes.on_first(self.folder.prepare, self.config, weights)
+        distributed.on_first(self.folder.prepare, self.config, weights)
         if self.resuming and self.folder.has_checkpoint:
             self._resume()
-        if processes.is_first():
+        if distributed.is_first():
             self.logs.begin(self.step, self.validated)
 
     def _resume(self) -> None:
@@ -136,13 +105,13 @@ class Trainer:
         self.loader.load_state_dict(state["loader"])
         self.step, self.validated, self.best = state["step"], state["validated"], state["best"]
         self.meter = Meter(**state["meter"])
-        self.model.config.threshold = state["threshold"]
-        if len(state["random"]) == processes.world_size():  # on another number of them, they start anew
-            random = state["random"][processes.rank()]
+        self.model.config.threshold = threshold_from_json(state["threshold"])
+        if len(state["random"]) == distributed.world_size():  # on another number of them, they start anew
+            random = state["random"][distributed.rank()]
             torch.set_rng_state(random["cpu"])
             if self.device.type == "cuda" and "cuda" in random:
                 torch.cuda.set_rng_state(random["cuda"], self.device)
-        if processes.is_first():
+        if distributed.is_first():
             logger.warning("resumed %s after step %d", self.folder.path, self.step)
 
     def save(self) -> None:
@@ -150,21 +119,22 @@ class Trainer:
         random = {"cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
             random["cuda"] = torch.cuda.get_rng_state(self.device)
+        threshold = self.model.config.threshold
         state = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
             "scaler": self.scaler.state_dict(),
             "loader": self.loader.state_dict(),
-            "random": processes.gather(random),
+            "random": distributed.gather(random),
             "step": self.step,
             "validated": self.validated,
             "best": self.best,
             "meter": asdict(self.meter),
-            "threshold": self.model.config.threshold,
+            "threshold": asdict(threshold) if threshold else None,
         }
         self.logs.flush()
-        processes.on_first(self.folder.save_checkpoint, state, self.model)
+        distributed.on_first(self.folder.save_checkpoint, state, self.model)
 
     # Training
 
@@ -190,7 +160,7 @@ class Trainer:
             total=self.loader.steps * batch_images,
             initial=self.loader.step * batch_images,
             unit=" images",
-            disable=None if processes.is_first() else True,
+            disable=None if distributed.is_first() else True,
             leave=False,
         ) as progress:
             zero = torch.zeros((), device=self.device)
@@ -208,7 +178,7 @@ class Trainer:
 
     def _distributed(self) -> nn.Module:
         """The model, with DistributedDataParallel around it if there are several processes."""
-        if processes.world_size() == 1:
+        if distributed.world_size() == 1:
             return self.model
         devices = [self.device] if self.device.type == "cuda" else None
         return DistributedDataParallel(self.model, device_ids=devices, gradient_as_bucket_view=True)
@@ -224,12 +194,12 @@ class Trainer:
                 logits = self.network(images)
             loss = F.cross_entropy(logits.float(), batch.labels, reduction="sum")
             # DDP takes the mean over processes; what is wanted is the mean over the images of all of them.
-            self.scaler.scale(loss * (processes.world_size() / self.config.global_batch)).backward()
+            self.scaler.scale(loss * (distributed.world_size() / self.config.global_batch)).backward()
         return loss.detach(), (logits.argmax(1) == batch.labels).sum()
 
     def _optimizer_step(self, loss_sum: float, right: float, indices: list[int], begin: float) -> float:
         """Step, log, checkpoint, and stop if asked to. Gives the loss of the global batch."""
-        loss_sum, right, stopping = processes.sum_over_processes(loss_sum, right, self.stop.number > 0)
+        loss_sum, right, stopping = distributed.sum_over_processes(loss_sum, right, self.stop.number > 0)
         loss = loss_sum / self.config.global_batch
         if not math.isfinite(loss):
             self._fail(f"the loss is {loss}", indices)
@@ -250,7 +220,7 @@ class Trainer:
         self.meter.right += right
         self.meter.images += self.config.global_batch
         self.meter.seconds += time.perf_counter() - begin
-        if processes.is_first():
+        if distributed.is_first():
             epoch = self.loader.epoch
             self.logs.add_step(
                 {"step": self.step, "epoch": epoch, "loss": loss, "lr": rate, "gradient_norm": norm.item()}
@@ -264,7 +234,7 @@ class Trainer:
         return loss
 
     def _interrupt(self) -> None:
-        number = max(processes.gather(self.stop.number))
+        number = max(distributed.gather(self.stop.number))
         raise Interrupted(
             f"stopped by {signal.Signals(number).name} after step {self.step}; the checkpoint is "
             f"{self.folder.checkpoint_file}, --resume auto continues",
@@ -274,7 +244,7 @@ class Trainer:
     def _fail(self, what: str, indices: list[int]) -> None:
         records = [self.dataset.records[index] for index in indices]
         names = [str(record.path or record.id) for record in records]
-        everyone = [name for part in processes.gather(names) for name in part]
+        everyone = [name for part in distributed.gather(names) for name in part]
         shown = "\n  ".join(everyone[:64]) + ("\n  ..." if len(everyone) > 64 else "")
         good = self.folder.checkpoint_file if self.folder.has_checkpoint else "none yet"
         raise Diverged(
@@ -286,38 +256,44 @@ class Trainer:
 
     def _validate_epoch(self) -> None:
         self.model.eval()
-        run = self.validation.run(make_predictor(self.model, self.device, self.amp))
-        result = self.validation.result(run)
+        predictor = Predictor(self.model, self.device, amp=self.amp)
+        result = evaluate(predictor, self.source, validation_settings(self.config, self.source)).result
         self.model.config.threshold = result.threshold
-        if processes.is_first():
+        if distributed.is_first():
             self._log_epoch(result)
         for metric in dict.fromkeys((self.config.best_metric, "top1_cls")):
             if metric in result.metrics and result.metrics[metric].value > self.best.get(metric, -1.0):
                 self.best[metric] = result.metrics[metric].value
-                processes.on_first(self.folder.save_model, self.model, f"best_{metric}")
+                distributed.on_first(self.folder.save_model, self.model, f"best_{metric}")
         self.validated = self.loader.epoch
         self.save()
-        if any(processes.gather(self.stop.number > 0)):
+        if any(distributed.gather(self.stop.number > 0)):
             self._interrupt()
 
     def _log_epoch(self, result: Result) -> None:
-        meter, values = self.meter, {name: metric.value for name, metric in result.metrics.items()}
+        values = {name: metric.value for name, metric in result.metrics.items()}
         row: dict[str, Any] = {
             "epoch": self.validated,
             "steps": self.step,
             "lr": self.scheduler.get_last_lr()[0],
-            "train_loss": meter.loss / meter.images,
-            "train_top1": 100 * meter.right / meter.images,
-            "images_per_second": meter.images / max(meter.seconds, 1e-9),
-            "threshold": result.threshold,
+            **self.meter.figures(),
+            "threshold": result.threshold.value if result.threshold else None,
+            "threshold_rule": result.threshold.rule if result.threshold else None,
             **values,
         }
+        if self.config.val_boxes:
+            row["pseudo_boxes"] = int(self.source.validation(self.config.val_split).records.box_counts.sum())
         calibration = self.model.calibration
         for name in () if calibration is None else ("lam", "beta"):
             for block, value in enumerate(getattr(calibration, name).tolist(), 1):
                 row[f"{name}_{block}"] = value
         self.logs.add_epoch(row)
         found = f", GT-Known {values['gt_known']:.1f} %" if "gt_known" in values else ""
+        if found and self.config.val_boxes:
+            found += f" on {row['pseudo_boxes']} pseudo-boxes of {self.config.val_boxes}"
+        if result.threshold:
+            how = " without boxes" if result.protocol == "unboxed" else ""
+            found += f", threshold {result.threshold}{how}"
         print(
             f"epoch {self.validated + 1}/{self.config.epochs}: loss {row['train_loss']:.3f}, "
             f"{self.config.val_split} top-1 {values['top1_cls']:.1f} %{found}, "

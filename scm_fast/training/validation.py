@@ -2,93 +2,59 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import torch
 
-from ..data import LocalizationDataset, build_evaluation_loader, open_dataset
-from ..evaluation import Evaluator, Result, output, protocols
-from ..evaluation.report import write_report
-from ..evaluation.runner import Predictor, Run, check_classes, evaluate_split, evaluation_recipe
-from ..evaluation.strategy import DEFAULT, Strategy
-from ..models import LocalizationModel, load_model
-from . import processes
+from .. import distributed
+from ..data import DataSource
+from ..evaluation import EvaluationSettings, Predictor, Result, evaluate, summary, write_results
+from ..models import load_model
+from ..threshold import Threshold, make_threshold
 from .config import TrainConfig
 
-logger = logging.getLogger("scm_fast")
-BATCH = 64
 
-
-def open_split(config: TrainConfig, split: str) -> LocalizationDataset:
-    return open_dataset(
-        config.data,
-        split,
-        config.layout,
-        images=config.images,
-        boxes=config.boxes,
-        skip_bad_images=config.skip_bad_images,
+def validation_settings(config: TrainConfig, source: DataSource) -> EvaluationSettings:
+    """For the validation split, which chooses its own threshold unless that is fixed: by its boxes, or without
+    if it has none."""
+    boxes = source.validation(config.val_split).records.has_boxes
+    protocol = "unboxed" if config.protocol == "heldout" and not boxes else config.protocol
+    return EvaluationSettings(
+        protocol,
+        _threshold(config),
+        config.rule,
+        split=config.val_split,
+        val_split=config.val_split,
+        validation=True,
+        workers=config.workers,
     )
 
 
-class SplitEvaluation:
-    """A split, ready to be evaluated as often as one likes."""
-
-    def __init__(
-        self, config: TrainConfig, split: str, model: LocalizationModel, device: torch.device
-    ) -> None:
-        self.config = config
-        self.dataset = open_split(config, split)
-        check_classes(model, self.dataset)
-        self.loader = build_evaluation_loader(
-            self.dataset,
-            evaluation_recipe(model),
-            batch_size=BATCH,
-            workers=config.workers,
-            device=device,
-            skip_bad_images=config.skip_bad_images,
-        )
-
-    def run(self, predictor: Predictor) -> Run:
-        fixed = () if self.config.threshold is None else (self.config.threshold,)
-        evaluator = Evaluator(**protocols.settings(self.config.protocol), fixed=fixed)
-        return evaluate_split(predictor, self.dataset, self.loader, evaluator)
-
-    def result(self, run: Run) -> Result:
-        """Figures of a split that chooses its own threshold, unless that is fixed."""
-        if self.config.threshold is not None:
-            return protocols.fixed(run.evaluation, self.config.threshold)
-        if self.config.protocol == "published":
-            return protocols.published(run.evaluation)
-        return protocols.maxbox(run.evaluation)
+def final_settings(config: TrainConfig) -> EvaluationSettings:
+    """For the test split, at the end."""
+    return EvaluationSettings(
+        config.protocol,
+        _threshold(config),
+        config.rule,
+        split=config.test_split,
+        val_split=config.val_split,
+        workers=config.workers,
+        report=config.report,
+    )
 
 
-def make_predictor(model: LocalizationModel, device: torch.device, amp: torch.dtype | None) -> Predictor:
-    return Predictor(model, device, Strategy.parse(DEFAULT), amp)
+def _threshold(config: TrainConfig) -> Threshold | None:
+    return None if config.threshold is None else make_threshold(config.threshold)
 
 
 def evaluate_kept_model(
-    config: TrainConfig, folder: Path, device: torch.device, amp: torch.dtype | None
+    config: TrainConfig, source: DataSource, folder: Path, device: torch.device, amp: torch.dtype | None
 ) -> Result:
     """The test split's figures of a model that was kept, printed and written to `evaluation/` of the run."""
-    model = load_model(folder).to(device)
-    predictor = make_predictor(model, device, amp)
-    test = SplitEvaluation(config, config.test_split, model, device)
-    run = test.run(predictor)
-    if config.protocol == "heldout" and test.dataset.records.has_boxes:
-        chosen = SplitEvaluation(config, config.val_split, model, device)
-        if chosen.dataset.records.has_boxes:
-            result = protocols.heldout(run.evaluation, chosen.run(predictor).evaluation)
-        else:
-            logger.warning("no boxes in split %s: no held-out threshold", config.val_split)
-            result = protocols.maxbox(run.evaluation)
-    else:
-        result = test.result(run)
-    if processes.is_first():
-        about = output.describe(predictor, folder, config.data, config.test_split)
+    predictor = Predictor(load_model(folder).to(device), device, amp=amp, name=str(folder))
+    done = evaluate(predictor, source, final_settings(config))
+    if distributed.is_first():
         out = folder.parent / "evaluation"
-        output.write_all(out, result, run, about)
-        if config.report:
-            write_report(out / "report.html", result, run, predictor, about)
-        print(output.summary(result, run, out))
-    return result
+        write_results(out, done)
+        print(summary(done, out))
+    return done.result

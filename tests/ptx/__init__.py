@@ -1,1 +1,1 @@
-"""An emulator of the PTX that Triton makes of the kernels; docs/emulator.md says what it does and does not model."""
+"""An emulator of the PTX that Triton makes of the kernels; see docs/emulator.md."""

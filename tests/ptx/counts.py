@@ -70,9 +70,8 @@ class Counts:
         """All of them, or those whose opcode begins with `name`: "shfl", "ld.global", ..."""
         total = 0
         for number, warps in self.executed.items():
-            block = self.kernel.blocks[number]
-            body = [*block.body, *([block.end] if block.end else [])]
-            total += warps * sum(instruction.opcode.startswith(name) for instruction in body)
+            instructions = self.kernel.blocks[number].instructions
+            total += warps * sum(instruction.opcode.startswith(name) for instruction in instructions)
         return total / (self.programs * self.warps)
 
     # ---- called while the launch runs

@@ -90,13 +90,13 @@ def _results_and_operands(instruction: Instruction) -> tuple[list[str], list[str
 def critical_path(counts: Counts, global_latency: int | None = None) -> CriticalPath:
     """Of the first program of a counted launch. One scheduler is simulated: the others do the same."""
     warps = -(-counts.warps // _SCHEDULERS)
-    blocks = {}
-    for number in set(counts.trace):
-        block = counts.kernel.blocks[number]
-        blocks[number] = [
+    blocks = {
+        number: [
             (i.opcode, cost(i.opcode, global_latency), *_results_and_operands(i))
-            for i in (*block.body, *([block.end] if block.end else []))
+            for i in counts.kernel.blocks[number].instructions
         ]
+        for number in set(counts.trace)
+    }
     ready: list[dict[str, tuple[int, str]]] = [{} for _ in range(warps)]  # register -> when, from which unit
     next_issue = [0] * warps
     scheduler, unit_free, waits = 0, Counter[str](), Counter[str]()

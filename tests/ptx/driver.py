@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -79,10 +80,8 @@ class Emulator:
         return {"max_shared_mem": TARGETS[self.target][1]}
 
     def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple:
-        return name, binary.decode(), 0, 0, 1024
-
-    def unload_module(self, module: object) -> None:
-        pass
+        """Module, function, registers, spills, threads. There is no module that Triton would have to unload."""
+        return None, binary.decode(), 0, 0, 1024
 
     def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
         runtime = [name for name, kind in source.signature.items() if kind != "constexpr"]
@@ -108,7 +107,7 @@ class Emulator:
         self.launched.append(Launched(name, grid, code.kernel.threads // 32, counts))
 
 
-@functools.cache
+@functools.lru_cache(64)
 def translated(ptx: str) -> Code:
     return Code(parse(ptx))
 
@@ -123,8 +122,7 @@ def _regions(arguments: dict[str, Any], granule: int) -> tuple[list[Region], lis
             continue
         storage = value.untyped_storage()
         if storage.data_ptr() not in regions:
-            data = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
-            regions[storage.data_ptr()] = Region(name, data, granule, between_programs=True)
+            regions[storage.data_ptr()] = Region(name, _bytes(value), granule, between_programs=True)
         region = regions[storage.data_ptr()]
         _mark(region, value)
         offset = value.storage_offset() * value.element_size()
@@ -149,24 +147,22 @@ def _poison(size: int) -> np.ndarray:
 
 
 def uninitialised(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`make`, which gives tensors with anything in them, with the poison in them that `_mark` knows."""
+    """`make`, whose tensors have anything in them, with the poison in them that `_mark` knows."""
 
     @functools.wraps(make)
     def poisoned(*args: Any, **kwargs: Any) -> Tensor:
         tensor = make(*args, **kwargs)
-        if (
-            type(tensor) is Tensor
-            and tensor.is_floating_point()
-            and tensor.device.type == "cpu"
-            and tensor.numel()
-        ):
+        if type(tensor) is Tensor and tensor.device.type == "cpu" and tensor.is_floating_point():
             size = tensor.element_size()
-            torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy().reshape(-1, size)[:] = (
-                _poison(size)
-            )
+            _bytes(tensor).reshape(-1, size)[:] = _poison(size)
         return tensor
 
     return poisoned
+
+
+def _bytes(tensor: Tensor) -> np.ndarray:
+    """Those of its storage, in place."""
+    return torch.tensor([], dtype=torch.uint8).set_(tensor.untyped_storage()).numpy()
 
 
 def _leave_out_the_assembler(*arguments: Any) -> Any:
@@ -181,18 +177,15 @@ def _leave_out_the_assembler(*arguments: Any) -> Any:
 def emulated(target: str, **options: Any) -> Iterator[Emulator]:
     """Within it, Triton kernels run emulated, on CPU tensors; tensors made empty are poisoned."""
     emulator = Emulator(target, **options)
-    replaced = [(backends, "interpreting", lambda: True)]  # the triton backend serves CPU tensors
-    replaced += [(torch, name, uninitialised(getattr(torch, name))) for name in ("empty", "empty_like")]
-    replaced += [(torch.Tensor, "new_empty", uninitialised(torch.Tensor.new_empty))]
-    saved = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
-    active, hook = driver._active, knobs.runtime.add_stages_inspection_hook
-    try:
-        driver.set_active(emulator)
-        knobs.runtime.add_stages_inspection_hook = _leave_out_the_assembler
+    replaced = [
+        (driver, "_active", emulator),
+        (knobs.runtime, "add_stages_inspection_hook", _leave_out_the_assembler),
+        (backends, "interpreting", lambda: True),  # the triton backend serves CPU tensors
+        (torch, "empty", uninitialised(torch.empty)),
+        (torch, "empty_like", uninitialised(torch.empty_like)),
+        (torch.Tensor, "new_empty", uninitialised(torch.Tensor.new_empty)),
+    ]
+    with contextlib.ExitStack() as stack:
         for owner, name, value in replaced:
-            setattr(owner, name, value)
+            stack.enter_context(mock.patch.object(owner, name, value))
         yield emulator
-    finally:
-        driver._active, knobs.runtime.add_stages_inspection_hook = active, hook
-        for owner, name, value in saved:
-            setattr(owner, name, value)

@@ -26,14 +26,11 @@ _REGION_BITS = 40  # of an address within its region, whose first byte is in the
 _THREADS_AT_ONCE = 1 << 14
 _SHARED_GUARD = 128  # bytes between the shared memories of two programs
 
-
 # What a register holds before it is written: LLVM reads some as halves of pairs that it then drops.
 _POISON = {
     "pred": np.False_,
     **{t: np.full(8, 0xFE, np.uint8).view(DTYPES[t])[0] for t in ("b16", "b32", "b64")},
 }
-
-
 SPECIAL_REGISTERS = (
     "%tid.x", "%laneid", "%ctaid.x", "%ctaid.y", "%ctaid.z", "%nctaid.x", "%nctaid.y", "%nctaid.z",
 )  # fmt: skip

@@ -20,9 +20,9 @@ OUTSIDE, UNWRITTEN, WRITTEN = 0, 1, 2  # of a byte
 # Who used an address: program + 1, barriers that the program has passed, warp.
 _PROGRAM_SHIFT, _EPOCH_SHIFT = 36, 6
 _MANY = (1 << _EPOCH_SHIFT) - 1  # in place of a warp: several of them
-
-
 _LOG2 = {1: 0, 2: 1, 4: 2, 8: 3}
+# The state of an element whose bytes are all written.
+_WRITTEN = {t: np.full(8, WRITTEN, np.uint8).view(t)[0] for t in (np.uint8, np.uint16, np.uint32, np.uint64)}
 
 
 def stamps(program: np.ndarray, epoch: np.ndarray, warp: np.ndarray) -> np.ndarray:
@@ -53,8 +53,9 @@ class Access:
 
 
 class Region:
+    """Bytes, used in place; all are outside of tensors until `state` says otherwise."""
+
     def __init__(self, name: str, data: np.ndarray, granule: int, between_programs: bool) -> None:
-        """`data`: bytes, used in place. All are outside of tensors until `state` says otherwise."""
         self.name, self.data = name, data
         self.state = np.zeros_like(data)
         self.races = Races(-(-data.size // granule), granule, between_programs)
@@ -127,10 +128,6 @@ class Region:
             )
 
 
-# The state of an element whose bytes are all written.
-_WRITTEN = {t: np.full(8, WRITTEN, np.uint8).view(t)[0] for t in (np.uint8, np.uint16, np.uint32, np.uint64)}
-
-
 def _beyond_rounding(a: np.ndarray, b: np.ndarray) -> bool:
     """Whether two arrays of bits differ by more than the rounding of floating-point sums, by 32 or 64 bits.
 
@@ -167,16 +164,14 @@ class Races:
         stored = self.stored[g]
         conflict = _unordered(stored, stamp, self.between_programs)
         if conflict.any():
-            return self._describe(access, conflict, stored, self.stored_at[g], "loads", "stored")
+            return self._describe(access, conflict, "loads", stored, "stored", self.stored_at[g])
         before = self.loaded[g]
-        before = np.where(_same_epoch(before, stamp), before, stamp)
         self.loaded[g] = stamp
-        several = (before != stamp) | (self.loaded[g] != stamp)
+        several = _unordered(before, stamp, False) | (self.loaded[g] != stamp)
         self.loaded[g[several]] = stamp[several] | _MANY
         self.loaded_at[g] = access.instruction.line
         if self.between_programs:
-            program = stamp >> _PROGRAM_SHIFT
-            before = self.loaded_by[g]
+            program, before = stamp >> _PROGRAM_SHIFT, self.loaded_by[g]
             self.loaded_by[g] = program
             several = ((before != 0) & (before != program)) | (self.loaded_by[g] != program)
             self.loaded_by[g[several]] = -1
@@ -186,44 +181,36 @@ class Races:
         """As `load`; to store what is there already, or what another stores as well, is no conflict."""
         g, stamp = self._granules(access)
         changed, lost = (np.repeat(x, access.size // self.granule) for x in (changed, lost))
-        loaded, stored = self.loaded[g], self.stored[g]
+        program, loaded, stored = stamp >> _PROGRAM_SHIFT, self.loaded[g], self.stored[g]
         conflict = _unordered(loaded, stamp, False)
-        if conflict.any():
-            return self._describe(access, conflict, loaded, self.loaded_at[g], "stores", "loaded")
         if self.between_programs:
-            program = self.loaded_by[g]
-            conflict = (program != 0) & (program != stamp >> _PROGRAM_SHIFT)
-            if conflict.any():
-                return self._describe(access, conflict, loaded, self.loaded_at[g], "stores", "loaded")
+            conflict |= (self.loaded_by[g] != 0) & (self.loaded_by[g] != program)
+        if conflict.any():
+            return self._describe(access, conflict, "stores", loaded, "loaded", self.loaded_at[g])
         conflict = changed & _unordered(stored, stamp, self.between_programs)
         if conflict.any():
-            return self._describe(access, conflict, stored, self.stored_at[g], "stores", "stored")
+            return self._describe(access, conflict, "stores", stored, "stored", self.stored_at[g])
         self.stored[g] = stamp
         self.stored_at[g] = access.instruction.line
-        conflict = lost & (self.stored[g] >> _PROGRAM_SHIFT != stamp >> _PROGRAM_SHIFT)
+        conflict = lost & (self.stored[g] >> _PROGRAM_SHIFT != program)
         if conflict.any():
-            return self._describe(access, conflict, self.stored[g], self.stored_at[g], "stores", "stored")
+            return self._describe(access, conflict, "stores", self.stored[g], "stored", self.stored_at[g])
         return ""
 
-    def _describe(self, access: Access, conflict, other, line, does: str, did: str) -> str:
-        per_thread = access.size // self.granule
+    def _describe(self, access: Access, conflict, does: str, other, did: str, line) -> str:
         k = int(np.flatnonzero(conflict)[0])
+        i = k // (access.size // self.granule)
         program, warp = (other[k] >> _PROGRAM_SHIFT) - 1, other[k] & _MANY
         whose = "several warps" if warp == _MANY else f"warp {warp}"
-        i = k // per_thread
         return (
             f"{access.who(i)} {does} byte {access.offset[i]}, which {whose} of program {program} {did} at PTX "
             f"line {line[k]}, with no barrier between ({conflict.sum()} conflicts); {access.instruction}"
         )
 
 
-def _same_epoch(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return a >> _EPOCH_SHIFT == b >> _EPOCH_SHIFT
-
-
 def _unordered(other: np.ndarray, stamp: np.ndarray, between_programs: bool) -> np.ndarray:
     """Whether no barrier orders an earlier use of an address and this one, by different warps or programs."""
-    unordered = (other != stamp) & _same_epoch(other, stamp)
+    unordered = (other != stamp) & (other >> _EPOCH_SHIFT == stamp >> _EPOCH_SHIFT)
     if between_programs:
         unordered |= (other != 0) & (other >> _PROGRAM_SHIFT != stamp >> _PROGRAM_SHIFT)
     return unordered

@@ -41,10 +41,14 @@ class Instruction:
 
 @dataclass
 class Block:
-    """Instructions that run one after the other; `end` is the branch, barrier or return that closes them, if any."""
+    """Instructions that run one after the other, and the branch, barrier or return that ends them, if any does."""
 
     body: list[Instruction] = field(default_factory=list)
     end: Instruction | None = None
+
+    @property
+    def instructions(self) -> list[Instruction]:
+        return self.body if self.end is None else [*self.body, self.end]
 
 
 @dataclass
@@ -56,9 +60,6 @@ class Kernel:
     shared_symbol: str  # name of the shared memory, which begins at address 0
     blocks: list[Block]
     labels: dict[str, int]  # label -> index of its block
-
-    def instructions(self) -> list[Instruction]:
-        return [i for block in self.blocks for i in (*block.body, *([block.end] if block.end else []))]
 
 
 ENDS = ("bra", "bra.uni", "ret", "exit", "bar.sync", "barrier.sync", "barrier.sync.aligned")

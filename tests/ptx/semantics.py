@@ -157,10 +157,15 @@ for _name, _compute, _takes in (
     ("fma.rn", fma32, "b64 b64 b64"),
 ):
     _define(_name, "f32x2", _on_pairs(_compute), _takes, "b64")
+# Of mixed precision, from sm_100 on.
 _define("fma.rn.f32", "f16", fma32, "t t f32", "f32")
 _define(
     "fma.rn.f32", "bf16", lambda a, b, c: fma32(_bf16_to_f32(a), _bf16_to_f32(b), c), "b16 b16 f32", "f32"
 )
+_define("add.f32 add.rn.f32", "f16", operator.add, "t f32", "f32")
+_define("sub.f32 sub.rn.f32", "f16", operator.sub, "t f32", "f32")
+_define("add.f32 add.rn.f32", "bf16", lambda a, b: _bf16_to_f32(a) + b, "b16 f32", "f32")
+_define("sub.f32 sub.rn.f32", "bf16", lambda a, b: _bf16_to_f32(a) - b, "b16 f32", "f32")
 
 # ---- integers
 

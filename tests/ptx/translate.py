@@ -35,11 +35,8 @@ class Code:
 
     def _granule(self, space: str) -> int:
         """Bytes of the smallest access to `space`, at most 4: the unit in which races are looked for."""
-        kinds = [
-            i.opcode.split(".")[-1]
-            for i in self.kernel.instructions()
-            if i.opcode[2:].startswith(f".{space}")
-        ]
+        instructions = (i for block in self.kernel.blocks for i in block.body)
+        kinds = [i.opcode.split(".")[-1] for i in instructions if i.opcode[2:].startswith(f".{space}")]
         return min([4, *(np.dtype(DTYPES[kind]).itemsize for kind in kinds)])
 
     # ---- operands

@@ -7,9 +7,8 @@ from typing import Any
 
 import jinja2
 
-from ..output import predictions
-from ..protocols import METRIC_NAMES, Result
-from ..runner import Predictor, Run
+from ..protocols import METRIC_NAMES
+from ..results import SplitResult
 from . import charts
 from .gallery import build_gallery
 from .published import ROWS, PublishedRow
@@ -25,64 +24,81 @@ CURVES = {
 MOST_POINTS = 256  # of a curve; more cannot be seen
 
 
-def write_report(path: Path, result: Result, run: Run, predictor: Predictor, about: dict[str, Any]) -> None:
+def write_report(path: Path, done: SplitResult) -> None:
     """Write report.html; nothing in it is loaded from elsewhere."""
-    rows = list(predictions(run.evaluation, result, run.dataset))
-    cases = build_gallery(rows, run.dataset, predictor)
-    shown_classes = sorted({case.prediction.label for case in cases})
+    cases = build_gallery(done)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader(__name__, ""), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     html = environment.get_template("template.html").render(
-        about=about,
-        result=result,
-        run=run,
-        images=len(run.evaluation),
+        about=done.about,
+        result=done.result,
+        val_boxes_note=done.val_boxes_note,
+        unboxed=done.unboxed,
+        left_out=done.left_out,
+        images=len(done.metrics),
         metric_names=METRIC_NAMES,
-        published=[_this_model(about, result), *_published(about["data"], run)],
-        charts=_charts(result, run),
+        published=[_this_model(done), *_published(done)],
+        charts=_charts(done),
         cases=cases,
-        class_names=run.dataset.class_names,
-        shown_classes=shown_classes,
+        class_names=done.dataset.class_names,
+        shown_classes=sorted({case.image.label for case in cases}),
     )
     path.write_text(html, encoding="utf-8")
 
 
-def _this_model(about: dict[str, Any], result: Result) -> PublishedRow:
+def _this_model(done: SplitResult) -> PublishedRow:
     """The result as a row of the table of published ones."""
+    about, result = done.about, done.result
     names = ("top1_loc", "top5_loc", "gt_known", "max_box_acc", "max_box_acc_v2")
     return PublishedRow(
         data=f"{Path(about['data']).name} {about['split']}",
         method=f"this model ({about['method']})",
         backbone=about["backbone"],
-        protocol=f"{result.protocol}: threshold {result.rule}",
+        protocol=f"{result.protocol}: threshold {result.choice}",
         **{name: result.metrics[name].value if name in result.metrics else None for name in names},
     )
 
 
-def _published(data: str, run: Run) -> list[Any]:
+def _published(done: SplitResult) -> list[Any]:
     """The published rows of the same data set; all of them if it is neither CUB nor ILSVRC."""
-    name = {"cub": "CUB", "ilsvrc": "ILSVRC"}.get(run.dataset.layout)
+    name = {"cub": "CUB", "ilsvrc": "ILSVRC"}.get(done.dataset.layout)
     for candidate in ("CUB", "ILSVRC"):
-        if name is None and candidate.lower() in data.lower():
+        if name is None and candidate.lower() in done.about["data"].lower():
             name = candidate
     return [row for row in ROWS if name in (None, row.data)]
 
 
-def _charts(result: Result, run: Run) -> dict[str, str]:
+def _charts(done: SplitResult) -> dict[str, str]:
     """Title -> SVG. Empty without ground-truth boxes."""
-    evaluation = run.evaluation
-    if result.threshold is None or not evaluation.curves:
+    metrics, threshold = done.metrics, done.result.threshold
+    if threshold is None or not metrics.curves:
         return {}
-    stride = -(-len(evaluation.thresholds) // MOST_POINTS)
-    curves = {title: evaluation.curves[name][::stride].tolist() for name, title in CURVES.items()}
-    iou = evaluation.iou(evaluation.boxes_at(result.threshold)[0])[evaluation.has_boxes].tolist()
+    iou = [image.true_class_iou for image in done.images if image.true_class_iou is not None]
     return {
-        "Percent of images by threshold": charts.line_chart(
-            evaluation.thresholds[::stride].tolist(), curves, "threshold", result.threshold
-        ),
+        **{
+            _curves_title(rule): _rule_chart(done, rule) for rule in dict.fromkeys(("global", threshold.rule))
+        },
         "Error kinds": charts.bar_chart(
-            {kind.replace("_", "-"): share for kind, share in result.errors.items()}
+            {kind.replace("_", "-"): share for kind, share in done.result.errors.items()}
         ),
         "Percent of images by IoU (ground-truth class's map)": charts.histogram(iou, 20, "IoU", 0.5),
     }
+
+
+def _curves_title(rule: str) -> str:
+    return f"Percent of images by {'threshold' if rule == 'global' else f'value of the rule {rule}'}"
+
+
+def _rule_chart(done: SplitResult, rule: str) -> str:
+    """The curves over a rule's values, with a mark at the one in use."""
+    metrics, used = done.metrics, done.result.threshold
+    known, values = metrics.rule_curves[rule], metrics.values(rule)
+    stride = -(-len(values) // MOST_POINTS)
+    return charts.line_chart(
+        values[::stride].tolist(),
+        {title: known[name][::stride].tolist() for name, title in CURVES.items() if name in known},
+        "threshold" if rule == "global" else rule,
+        used.value if used is not None and used.rule == rule else None,
+        (0, 1) if rule == "global" else (float(values[0]), float(values[-1])),
+    )

@@ -13,18 +13,26 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 12, 12, 40
 
 
 def line_chart(
-    x: Sequence[float], lines: Mapping[str, Sequence[float]], x_label: str, mark: float | None = None
+    x: Sequence[float],
+    lines: Mapping[str, Sequence[float]],
+    x_label: str,
+    mark: float | None = None,
+    span: tuple[float, float] = (0, 1),
 ) -> str:
-    """Percentages over x in [0, 1]; `mark` is a vertical line."""
-    parts = [_axes(x_label)]
+    """Percentages over x in `span`; `mark` is a vertical line."""
+
+    def place(value: float) -> float:
+        return _x((value - span[0]) / (span[1] - span[0]))
+
+    parts = [_axes(x_label, span=span)]
     if mark is not None:
         parts.append(
-            f'<line class="mark" x1="{_x(mark):.1f}" x2="{_x(mark):.1f}" y1="{_y(100)}" y2="{_y(0)}">'
+            f'<line class="mark" x1="{place(mark):.1f}" x2="{place(mark):.1f}" y1="{_y(100)}" y2="{_y(0)}">'
             f"<title>threshold {mark:g}</title></line>"
         )
     coloured = list(zip(COLOURS, lines.items(), strict=False))
     for colour, (name, values) in reversed(coloured):  # where lines meet, the first is seen
-        points = " ".join(f"{_x(a):.1f},{_y(b):.1f}" for a, b in zip(x, values, strict=True))
+        points = " ".join(f"{place(a):.1f},{_y(b):.1f}" for a, b in zip(x, values, strict=True))
         parts.append(
             f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2">'
             f"<title>{escape(name)}, best {max(values):.1f} %</title></polyline>"
@@ -79,15 +87,18 @@ def _y(percent: float) -> float:
     return _TOP + (1 - percent / 100) * (_HEIGHT - _TOP - _BOTTOM)
 
 
-def _axes(x_label: str, top: float = 100) -> str:
+def _axes(x_label: str, top: float = 100, span: tuple[float, float] = (0, 1)) -> str:
     parts = []
     for tick in range(0, 101, 20):
         parts.append(
             f'<line class="grid" x1="{_x(0)}" x2="{_x(1)}" y1="{_y(tick):.1f}" y2="{_y(tick):.1f}"/>'
             f'<text x="{_LEFT - 6}" y="{_y(tick) + 4:.1f}" text-anchor="end">{top * tick / 100:.0f}</text>'
         )
-    for value in (0, 0.2, 0.4, 0.6, 0.8, 1):
-        parts.append(f'<text x="{_x(value):.1f}" y="{_y(0) + 16:.1f}" text-anchor="middle">{value:g}</text>')
+    for share in (0, 0.2, 0.4, 0.6, 0.8, 1):
+        value = span[0] + share * (span[1] - span[0])
+        parts.append(
+            f'<text x="{_x(share):.1f}" y="{_y(0) + 16:.1f}" text-anchor="middle">{round(value, 6):g}</text>'
+        )
     middle = (_x(0) + _x(1)) / 2
     parts.append(f'<text x="{middle}" y="{_HEIGHT - 6}" text-anchor="middle">{escape(x_label)}</text>')
     return "".join(parts)

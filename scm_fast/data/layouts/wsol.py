@@ -2,7 +2,7 @@
 
     <split>/image_ids.txt      path
     <split>/class_labels.txt   path,label           (0-based)
-    <split>/localization.txt   path,x0,y0,x1,y1     one line a box; or with masks: path,mask,ignore
+    <split>/localization.txt   path,x0,y0,x1,y1     one line per box; or with masks: path,mask,ignore
     <split>/image_sizes.txt    path,width,height
 
 Splits are `train` (needs no localization.txt), `val` (held out, e.g. CUBV2) and `test`. Images and masks
@@ -17,10 +17,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..errors import InputError
-from .holdout import VAL_FRACTION, split_off
-from .records import Box, Problem, Record, Split
-from .textfiles import read_mapping, read_rows
+from ...errors import InputError
+from ..holdout import VAL_FRACTION, split_off
+from ..records import Box, Problem, Record, Split
+from ..textfiles import read_mapping, read_rows
+from .registry import Layout, register
 
 FOLDERS = ("train", "val", "test")
 
@@ -41,8 +42,9 @@ def splits(root: Path) -> tuple[str, ...]:
     return tuple(present)
 
 
-def read_split(root: Path, name: str, images: Path | None = None) -> Split:
+def read(root: Path, name: str, images: Path | None = None) -> Split:
     problems: list[Problem] = []
+    box_problems: list[Problem] = []
     carved = name == "trainval" or (
         name in ("train", "val") and not (root / "val" / "image_ids.txt").is_file()
     )
@@ -66,12 +68,15 @@ def read_split(root: Path, name: str, images: Path | None = None) -> Split:
     masks: dict[str, tuple[list[str], str | None]] = {}
     localization = folder / "localization.txt"
     if localization.is_file() or needs_boxes:
-        boxes, masks = read_localization(localization, problems)
+        boxes, masks = read_localization(localization, box_problems)
 
     known = set(ids)
-    for source, mapping in (("class_labels.txt", labels), ("localization.txt", {**boxes, **masks})):
+    for source, mapping, found in (
+        ("class_labels.txt", labels, problems),
+        ("localization.txt", {**boxes, **masks}, box_problems),
+    ):
         unknown = [key for key in mapping if key not in known]
-        problems += [Problem(str(folder / source), f"{key} is not in image_ids.txt") for key in unknown]
+        found += [Problem(str(folder / source), f"{key} is not in image_ids.txt") for key in unknown]
     records = []
     for key in ids:
         if key not in labels:
@@ -92,6 +97,7 @@ def read_split(root: Path, name: str, images: Path | None = None) -> Split:
         class_names=class_names,
         records=records,
         problems=problems,
+        box_problems=box_problems,
         box_source=localization if localization.is_file() else None,
         upright=False,
     )
@@ -155,3 +161,17 @@ def _image_root(root: Path, ids: list[str], images: Path | None) -> Path:
     tried = ", ".join(map(str, candidates))
     first = ids[0] if ids else "any image"
     raise InputError(f"{root}: {first} is in none of {tried}; give the image folder as images (--images)")
+
+
+register(
+    Layout(
+        name="wsol",
+        summary="wsolevaluation metadata (<split>/image_ids.txt, class_labels.txt, localization.txt, ...)",
+        expects="<split>/image_ids.txt for a split of train, val or test, here or in metadata/<NAME>/",
+        find_root=find_root,
+        splits=splits,
+        read=read,
+        takes=("images",),
+        order=20,
+    )
+)

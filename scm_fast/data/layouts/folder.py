@@ -1,4 +1,4 @@
-"""One's own images: a folder a class, with boxes in a COCO json or none at all.
+"""One's own images: a folder per class, with boxes in a COCO json or none at all.
 
     <class>/*.jpg     or     train/<class>/*.jpg, val/<class>/*.jpg, test/<class>/*.jpg
 
@@ -20,10 +20,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from . import coco
-from .holdout import TEST_FRACTION, VAL_FRACTION, split_off
-from .listing import class_folders, has_images, image_paths
-from .records import Problem, Record, Split
+from .. import coco
+from ..holdout import TEST_FRACTION, VAL_FRACTION, split_off
+from ..listing import class_folders, has_images, image_paths
+from ..records import Problem, Record, Split
+from .registry import Layout, register
 
 SPLIT_FOLDERS = ("train", "val", "test")
 
@@ -45,7 +46,7 @@ def splits(root: Path) -> tuple[str, ...]:
     return ("train", "val", "trainval", "test") if len(present) == 2 else ("train", "val", "trainval")
 
 
-def read_split(root: Path, name: str, boxes: Path | None = None) -> Split:
+def read(root: Path, name: str, boxes: Path | None = None) -> Split:
     problems: list[Problem] = []
     present = [folder for folder in SPLIT_FOLDERS if (root / folder).is_dir()]
     if "train" not in present:
@@ -61,14 +62,15 @@ def read_split(root: Path, name: str, boxes: Path | None = None) -> Split:
         if not own_folders and name != "test":
             records = _carve(records, name)
     if len(class_names) == 1:
-        message = f"{class_names[0]!r} is the only class folder; expected a folder that holds one a class"
+        message = f"{class_names[0]!r} is the only class folder; expected a folder that holds one per class"
         problems.append(Problem(str(root / folder if folder else root), message))
+    box_problems: list[Problem] = []
     source, scope = boxes, root / (folder or "")
     if source is None:
         source, scope = coco.find_json(root, folder or name)
     if source is not None:
-        coco.add_boxes(records, class_names, source, root, scope, problems)
-    return Split("folder", name, root, class_names, records, problems, source, "xywh")
+        coco.add_boxes(records, class_names, source, root, scope, box_problems)
+    return Split("folder", name, root, class_names, records, problems, box_problems, source, "xywh")
 
 
 def _carve(records: list[Record], name: str) -> list[Record]:
@@ -99,3 +101,17 @@ def _read_classes(
         prefix = (folder / name).relative_to(root).as_posix()
         records += [Record(f"{prefix}/{file}", label_of[name]) for file in files]
     return class_names, records
+
+
+register(
+    Layout(
+        name="folder",
+        summary="a folder per class, with boxes in a COCO json or none",
+        expects="a folder per class with images in it, or train/<class>/ with images",
+        find_root=find_root,
+        splits=splits,
+        read=read,
+        takes=("boxes",),
+        order=90,  # other layouts have folders of images too
+    )
+)

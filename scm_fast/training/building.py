@@ -6,11 +6,10 @@ from pathlib import Path
 
 import torch
 
-from ..data import DecodedCache, LocalizationDataset, TrainLoader, build_train_loader, published_recipe
+from ..data import DecodedCache, LocalizationDataset, TrainLoader, build_train_loader, published_preprocessing
+from ..devices import AMP_DTYPES
 from ..models import LocalizationModel, create_model
 from .config import TrainConfig
-
-AMP_DTYPES = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def amp_dtype(name: str, device: torch.device) -> torch.dtype | None:
@@ -45,7 +44,7 @@ def build_model(
 def build_loader(
     config: TrainConfig, dataset: LocalizationDataset, model: LocalizationModel, device: torch.device
 ) -> TrainLoader:
-    recipe = published_recipe(
+    preprocessing = published_preprocessing(
         training=True,
         image_size=config.image_size,
         resize=config.resize,
@@ -54,10 +53,10 @@ def build_loader(
     )
     cache = None
     if config.cache is not None:
-        cache = DecodedCache(config.cache, dataset, recipe.size, config.cache_gigabytes)
+        cache = DecodedCache(config.cache, dataset, preprocessing.size, config.cache_gigabytes)
     return build_train_loader(
         dataset,
-        recipe,
+        preprocessing,
         global_batch=config.global_batch,
         micro_batch=config.micro_batch,
         seed=config.seed,

@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from ..errors import InputError
-from .records import Record, Split
+from ..records import Record, Split
+from .registry import Layout, register
 
 SIZE = 96  # pixels, width and height
 SPLITS = ("train", "val", "test")
@@ -45,10 +45,12 @@ _COSINES = (1024, 946, 724, 392, 0, -392, -724, -946, -1024, -946, -724, -392, 0
 _SINES = _COSINES[12:] + _COSINES[:12]
 
 
-def read_split(name: str, count: int | None = None, seed: int = SEED) -> tuple[Split, np.ndarray]:
-    """(split, images (count, SIZE, SIZE, 3) uint8). Labels go round the classes."""
-    if name not in SPLITS:
-        raise InputError(f"synthetic: there is no split {name!r}, only {', '.join(SPLITS)}")
+def read(root: Path, name: str) -> Split:
+    return draw_split(name)
+
+
+def draw_split(name: str, count: int | None = None, seed: int = SEED) -> Split:
+    """`count` images (SIZE, SIZE); labels go round the classes."""
     count = COUNTS[name] if count is None else count
     images = np.empty((count, SIZE, SIZE, 3), np.uint8)
     records = []
@@ -57,8 +59,7 @@ def read_split(name: str, count: int | None = None, seed: int = SEED) -> tuple[S
         random = RandomStream(seed, SPLITS.index(name), index)
         images[index], box = draw_image(random, label)
         records.append(Record(f"{name}/{index:05d}", label, (SIZE, SIZE), (box,)))
-    split = Split("synthetic", name, None, CLASS_NAMES, records, box_source=Path("synthetic"))
-    return split, images
+    return Split("synthetic", name, None, CLASS_NAMES, records, box_source=Path("synthetic"), pixels=images)
 
 
 class RandomStream:
@@ -226,3 +227,17 @@ def _draw_badge(
         shape = window.ellipse(reach, reach)
         image[window.frame][shape] = [value + random.integer(-15, 16) for value in BADGE_COLOURS[name]]
         occupied[window.frame] |= shape
+
+
+register(
+    Layout(
+        name="synthetic",
+        summary="nothing on disk: the built-in set",
+        expects="the word synthetic instead of a folder",
+        find_root=lambda root: root if str(root) == "synthetic" else None,
+        splits=lambda root: SPLITS,
+        read=read,
+        order=100,
+        on_disk=False,
+    )
+)

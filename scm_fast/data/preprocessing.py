@@ -3,7 +3,7 @@
 1. `prepare`: resize to a fixed size. No randomness, so the result can be cached.
 2. `augment`: torchvision v2 transforms on uint8 tensors, random.
 3. `normalize`: to float, minus mean, over std; on the device, for whole batches, so that workers, shared
-   memory and the bus carry one byte a value instead of four.
+   memory and the bus carry one byte per value instead of four.
 
 The resize works on uint8 tensors, where torch has vectorised kernels: several times faster than PIL's, with
 the same antialiased result (up to one grey level).
@@ -27,7 +27,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Preprocessing:
     """How images become inputs. `augment` maps uint8 (3, H, W) to uint8 (3, H', W')."""
 
     size: tuple[int, int]  # (height, width) that `prepare` resizes to
@@ -55,23 +55,23 @@ class Recipe:
         return normalized
 
 
-def published_recipe(
+def published_preprocessing(
     *,
     training: bool,
     image_size: int = 224,
     resize: int | None = None,
     mean: tuple[float, float, float] = IMAGENET_MEAN,
     std: tuple[float, float, float] = IMAGENET_STD,
-) -> Recipe:
-    """The recipe of the paper. Training: squashed to `resize`, random crop and flip. Test: squashed.
+) -> Preprocessing:
+    """As in the paper. Training: squashed to `resize`, random crop and flip. Test: squashed.
 
     resize: defaults to image_size * 256 / 224, so 256 for 224.
     """
     if not training:
-        return Recipe((image_size, image_size), None, mean, std)
+        return Preprocessing((image_size, image_size), None, mean, std)
     if resize is None:
         resize = round(image_size * 256 / 224)
     if resize < image_size:
         raise InputError(f"resize={resize}: must be at least the crop, image_size={image_size}")
     augment = v2.Compose([v2.RandomCrop(image_size), v2.RandomHorizontalFlip()])
-    return Recipe((resize, resize), augment, mean, std)
+    return Preprocessing((resize, resize), augment, mean, std)

@@ -29,16 +29,16 @@ def check_global_batch(count: int, global_batch: int, world: int = 1) -> None:
         )
 
 
-class TrainBatches:
+class TrainOrder:
     """Micro-batches of this process: each global batch is dealt out to the processes, then cut evenly.
 
     count: images in the data set. Each epoch is a permutation of them, drawn from (seed, epoch); images
         beyond the last whole global batch sit out that epoch.
-    global_batch: images an optimiser step, over all processes. It need not divide by `world`: shares then
+    global_batch: images per optimiser step, over all processes. It need not divide by `world`: shares then
         differ by one image, and a mean over the global batch must weigh processes by their images.
     micro_batch: at most this many images at once; None for the whole share.
 
-    epoch, step: where the next iteration starts. Every process makes `micro_batches` batches a step.
+    epoch, step: where the next iteration starts. Every process makes `micro_batches` batches per step.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class TrainBatches:
                 yield [(epoch, index) for index in part.tolist()]
 
 
-class EvaluationBatches:
+class EvaluationOrder:
     """Every image once, to exactly one process; nothing is repeated to even out the shares."""
 
     def __init__(self, count: int, batch_size: int, *, rank: int = 0, world: int = 1) -> None:

@@ -24,14 +24,15 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from ..errors import InputError
-from .holdout import VAL_FRACTION, by_hash, held_out_count
-from .listing import class_folders, image_names, image_paths
-from .records import Box, Problem, Record, Split
-from .textfiles import read_mapping
+from ...errors import InputError
+from ..holdout import VAL_FRACTION, by_hash, held_out_count
+from ..listing import class_folders, image_names, image_paths
+from ..records import Box, Problem, Record, Split
+from ..textfiles import read_mapping
+from .registry import Layout, register
 from .wsol import read_localization
 
-VAL_IMAGES_A_CLASS = 10
+VAL_IMAGES_PER_CLASS = 10
 WNID = re.compile(r"n\d{8}")
 VAL_NAME = re.compile(r"ILSVRC2012_val_\d{8}\.")
 
@@ -58,7 +59,7 @@ def splits(root: Path) -> tuple[str, ...]:
     return ("train", "val", "trainval", "test") if _wnid_folders(root / "train") else ("test",)
 
 
-def read_split(root: Path, name: str, boxes: Path | None = None) -> Split:
+def read(root: Path, name: str, boxes: Path | None = None) -> Split:
     wnids = _wnid_folders(root / "train")
     if name == "test":
         return _read_official_val(root, wnids, boxes)
@@ -248,7 +249,7 @@ def _read_train(root: Path, wnids: list[str], name: str) -> Split:
     held_out: set[str] = set()
     for members in by_hash(records).values():
         with_boxes = [record for record in members if Path(record.id).stem in annotated]
-        count = min(held_out_count(len(members), VAL_FRACTION), VAL_IMAGES_A_CLASS)
+        count = min(held_out_count(len(members), VAL_FRACTION), VAL_IMAGES_PER_CLASS)
         held_out.update(record.id for record in (with_boxes or members)[:count])
     if name == "train":
         split.records = [record for record in records if record.id not in held_out]
@@ -277,3 +278,17 @@ def _with_boxes(record: Record, annotated: dict[str, Annotation | Path], problem
     if annotation is not None:
         record.size, record.boxes = annotation.size, annotation.boxes
     return record
+
+
+register(
+    Layout(
+        name="ilsvrc",
+        summary="train/<wnid>/ and val/, with boxes in xml files, Kaggle's csv or wsolevaluation's text files",
+        expects="train/<wnid>/ such as train/n01440764/, or val/ with ILSVRC2012_val_00000001.JPEG ...",
+        find_root=find_root,
+        splits=splits,
+        read=read,
+        takes=("boxes",),
+        order=30,
+    )
+)

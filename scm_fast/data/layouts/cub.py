@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .holdout import VAL_FRACTION, split_off
-from .records import Box, Problem, Record, Split
-from .textfiles import read_mapping
+from ..holdout import VAL_FRACTION, split_off
+from ..records import Box, Problem, Record, Split
+from ..textfiles import read_mapping
+from .registry import Layout, register
 
 SPLITS = ("train", "val", "trainval", "test")
 
@@ -30,8 +31,9 @@ def find_root(root: Path) -> Path | None:
     return None
 
 
-def read_split(root: Path, name: str) -> Split:
+def read(root: Path, name: str) -> Split:
     problems: list[Problem] = []
+    box_problems: list[Problem] = []
     files = read_mapping(root / "images.txt", problems, "id path", lambda v: v[0])
     labels = read_mapping(root / "image_class_labels.txt", problems, "id class", lambda v: int(v[0]))
     is_train = read_mapping(root / "train_test_split.txt", problems, "id is_train", lambda v: bool(int(v[0])))
@@ -41,7 +43,7 @@ def read_split(root: Path, name: str) -> Split:
     needs_boxes = name in ("val", "test")
     boxes: dict[str, Box] = {}
     if box_file.is_file() or needs_boxes:
-        boxes = read_mapping(box_file, problems, "id x y width height", _corners)
+        boxes = read_mapping(box_file, box_problems, "id x y width height", _corners)
 
     seen: dict[str, str] = {}
     records = []
@@ -57,9 +59,12 @@ def read_split(root: Path, name: str) -> Split:
             continue
         box = boxes.get(key)
         records.append(Record(path, labels[key] - 1, boxes=(box,) if box else ()))
-    for ids, source in ((set(labels), "image_class_labels.txt"), (set(boxes), "bounding_boxes.txt")):
+    for ids, source, found in (
+        (set(labels), "image_class_labels.txt", problems),
+        (set(boxes), "bounding_boxes.txt", box_problems),
+    ):
         unknown = sorted(ids - set(files))
-        problems += [Problem(str(root / source), f"image id {key} is not in images.txt") for key in unknown]
+        found += [Problem(str(root / source), f"image id {key} is not in images.txt") for key in unknown]
 
     if name in ("train", "val"):
         train, val = split_off(records, VAL_FRACTION)
@@ -71,6 +76,7 @@ def read_split(root: Path, name: str) -> Split:
         class_names=class_names,
         records=records,
         problems=problems,
+        box_problems=box_problems,
         box_source=box_file if box_file.is_file() else None,
         box_columns="xywh",
     )
@@ -87,3 +93,16 @@ def _class_names(root: Path, problems: list[Problem], labels: dict[str, int]) ->
         return [str(number) for number in range(1, max(labels.values(), default=0) + 1)]
     names = read_mapping(path, problems, "class name", lambda v: v[0])
     return [names.get(str(number), str(number)) for number in range(1, len(names) + 1)]
+
+
+register(
+    Layout(
+        name="cub",
+        summary="the tarball of CUB-200-2011 (images.txt, image_class_labels.txt, ...)",
+        expects="images.txt and image_class_labels.txt, here or in CUB_200_2011/",
+        find_root=find_root,
+        splits=lambda root: SPLITS,
+        read=read,
+        order=10,
+    )
+)

@@ -12,9 +12,9 @@ from torch.utils.data import Dataset
 from ..errors import InputError
 from .cache import DecodedCache
 from .dataset import LocalizationDataset
+from .order import Key
+from .preprocessing import Preprocessing
 from .records import Problem
-from .sampling import Key
-from .transforms import Recipe
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Batch:
         )
 
 
-class Samples(Dataset):
+class PreparedImages(Dataset):
     """(epoch, index) -> (uint8 image, label, index, problems). Runs in the workers.
 
     Bad images do not raise here: an exception that crosses processes loses its plain message.
@@ -49,12 +49,12 @@ class Samples(Dataset):
     def __init__(
         self,
         dataset: LocalizationDataset,
-        recipe: Recipe,
+        preprocessing: Preprocessing,
         seed: int,
         cache: DecodedCache | None,
         replace_bad: bool,
     ) -> None:
-        self.dataset, self.recipe, self.seed = dataset, recipe, seed
+        self.dataset, self.preprocessing, self.seed = dataset, preprocessing, seed
         self.cache, self.replace_bad = cache, replace_bad
 
     def __len__(self) -> int:
@@ -77,35 +77,35 @@ class Samples(Dataset):
         return None, int(self.dataset.labels[index]), index, problems
 
     def _prepared(self, index: int) -> Tensor:
-        height, width = self.recipe.size
+        height, width = self.preprocessing.size
         if self.cache is None or self.dataset.in_memory:
-            return self.recipe.prepare(self.dataset.load_tensor(index, (width, height)))
+            return self.preprocessing.prepare(self.dataset.load_tensor(index, (width, height)))
         path = self.dataset.records[index].path
         assert path is not None
         image = self.cache.get(index, path)
         if image is None:
-            image = self.recipe.prepare(self.dataset.load_tensor(index, (width, height)))
+            image = self.preprocessing.prepare(self.dataset.load_tensor(index, (width, height)))
             self.cache.put(index, path, image)
         return image
 
     def _augmented(self, image: Tensor, epoch: int, index: int) -> Tensor:
-        if self.recipe.augment is None:
+        if self.preprocessing.augment is None:
             return image
         generator = torch.default_generator  # the one that torchvision's transforms draw from
         state = generator.get_state()
         generator.manual_seed(int(np.random.SeedSequence([self.seed, epoch, index]).generate_state(1)[0]))
         try:
-            return self.recipe.augment(image)
+            return self.preprocessing.augment(image)
         finally:
             generator.set_state(state)
 
 
-def collate(samples: list[tuple[Tensor | None, int, int, list[Problem]]]) -> Batch:
-    good = [sample for sample in samples if sample[0] is not None]
-    images = [image for image, *_ in samples if image is not None]
+def collate(items: list[tuple[Tensor | None, int, int, list[Problem]]]) -> Batch:
+    good = [item for item in items if item[0] is not None]
+    images = [image for image, *_ in items if image is not None]
     return Batch(
         torch.stack(images) if images else torch.empty(0),
         torch.tensor([label for _, label, _, _ in good], dtype=torch.int64),
         torch.tensor([index for _, _, index, _ in good], dtype=torch.int64),
-        problems=[problem for sample in samples for problem in sample[3]],
+        problems=[problem for item in items for problem in item[3]],
     )

@@ -1,23 +1,22 @@
-"""The processes of a run: one of them, or all that torchrun started."""
+"""The processes of a command: this one alone, or all that torchrun started."""
 
 from __future__ import annotations
 
-import logging
 import os
-import signal
-from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from ..devices import resolve_device
-from ..errors import InputError
+from .devices import resolve_device
+from .errors import InputError
 
 
 def start_processes(device: str) -> torch.device:
     """Join the other processes if torchrun started this one; gives the device of this process."""
+    if "LOCAL_RANK" in os.environ and device.startswith("cuda:"):
+        _refuse_one_gpu_for_all(device)
     device = str(resolve_device(None if device == "auto" else device))
     if "LOCAL_RANK" not in os.environ:
         return torch.device(device)
@@ -30,7 +29,7 @@ def start_processes(device: str) -> torch.device:
             )
         device = f"cuda:{local}"
         torch.cuda.set_device(device)
-    # gloo beside NCCL carries what is on the CPU: random states, file names, records of the evaluation.
+    # gloo beside NCCL carries what is on the CPU: random states, file names, tables of the evaluation.
     backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
     # After a restart torchrun's store still has the addresses of the processes that died, and whoever reads
     # before the others have written would call those. So each attempt has names of its own.
@@ -38,6 +37,21 @@ def start_processes(device: str) -> torch.device:
     store = dist.PrefixStore(f"attempt {restarts()}", store)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world)
     return torch.device(device)
+
+
+def _refuse_one_gpu_for_all(device: str) -> None:
+    count = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if count > 1:
+        raise InputError(
+            f"--device {device}: {count} processes of this machine would share one GPU. Give --device cuda, and "
+            "each takes its own; CUDA_VISIBLE_DEVICES=2,3 chooses among them"
+        )
+
+
+def end_processes() -> None:
+    """Leave the other processes, if there are some; all of them call it together."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def restarts() -> int:
@@ -89,30 +103,3 @@ def sum_over_processes(*values: float) -> list[float]:
     if dist.is_initialized():
         dist.all_reduce(total)
     return total.tolist()
-
-
-class StopSignal:
-    """Within the `with`, SIGTERM or SIGINT asks to stop after the step; the third one stops at once."""
-
-    def __init__(self) -> None:
-        self.number = 0
-        self._count = 0
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> StopSignal:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.number = number
-        self._count += 1
-        if self._count == 1 and is_first():
-            name = signal.Signals(number).name
-            logging.getLogger("scm_fast").warning("%s: stopping after this step", name)
-        if self._count > 2:
-            signal.default_int_handler(number, frame)

@@ -42,7 +42,7 @@ def check_split(split: Split, verify: str = "auto") -> list[Problem]:
         raise InputError(f"verify={verify!r}: expected auto, names, headers or pixels")
     if verify == "auto":
         verify = "headers" if len(split.records) <= HEADERS_UP_TO else "names"
-    problems = list(split.problems)
+    problems = [*split.problems, *split.box_problems]
     if not split.records and not problems:
         problems.append(Problem(str(split.image_root), f"split {split.name!r} has no image"))
     problems += _check_labels(split)
@@ -72,7 +72,7 @@ def _check_labels(split: Split) -> list[Problem]:
 
 
 def _check_files(split: Split) -> list[Problem]:
-    """Missing images, with one listing a folder: a query a file is slow on network file systems."""
+    """Missing images, with one listing per folder: a query per file is slow on network file systems."""
     assert split.image_root is not None
     listings: dict[str, set[str]] = {}
     problems = []
@@ -144,7 +144,8 @@ def check_boxes(split: Split) -> list[Problem]:
             fault = _box_fault(box, record.size)
             if fault:
                 bad.append(Problem(source, f"{record.id}: box {_text(box)} {fault}", record.id))
-        if split.name in ("val", "test") and split.box_source and not (record.boxes or record.masks):
+        needs_box = split.name in ("val", "test") and split.box_source and not split.pseudo_boxes
+        if needs_box and not (record.boxes or record.masks):
             bad.append(Problem(source, f"{record.id}: this image has no box", record.id))
     confusion = _column_confusion(split.box_columns, rows)
     if confusion and bad:

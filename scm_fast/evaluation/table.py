@@ -1,7 +1,7 @@
-"""What the evaluator keeps of each image: a few numbers, and the box at every level. Never a map.
+"""`EvaluationTable`: what is kept of each image: a few numbers, and the box at every level. Never a map.
 
-With the 255 levels of `step=0.001` an image takes about 2.2 kB, so the 50,000 images of ILSVRC's validation
-set take some 110 MB, whatever the number of classes. Images with masks add two histograms.
+A map can be cut at 255 levels, so an image takes about 2.3 kB, and the 50,000 images of ILSVRC's validation set
+some 115 MB, whatever the number of classes. Images with masks add two histograms.
 """
 
 from __future__ import annotations
@@ -10,13 +10,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
-import torch.distributed as dist
 from numpy.typing import NDArray
+
+from .. import distributed
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """Where the maps of all images are cut.
+
+    thresholds: (T,), the global ones that curves are over.
+    size, interpolation: (width, height) that maps are resized to before, and how.
+    """
+
+    thresholds: NDArray[np.float64]
+    size: tuple[int, int]
+    interpolation: str
 
 
 @dataclass
-class Records:
-    """Columns over N images and L levels. M is the number of ground-truth boxes, P of images with masks."""
+class EvaluationTable:
+    """Columns over N images and the L levels 0 ... 254. M is the number of ground-truth boxes, P of images with
+    masks."""
 
     index: NDArray[np.int64]  # (N,), the image's place in the data set: its identity
     label: NDArray[np.int32]  # (N,)
@@ -25,6 +40,9 @@ class Records:
     image_size: NDArray[np.int32]  # (N, 2), width and height of the original
     true_class_box: NDArray[np.unsignedinteger]  # (N, L, 4), largest box of the ground-truth class's map
     top_class_box: NDArray[np.unsignedinteger]  # (N, L, 4), largest box of the best class's map
+    true_class_statistics: NDArray[np.float64]  # (N, 3), see `MapStatistics`
+    top_class_statistics: NDArray[np.float64]  # (N, 3)
+    separation: NDArray[np.float32]  # (N, K), see `token_separation`; zeros if the tokens are not known
     every_box_hit: NDArray[np.uint8]  # (N, deltas, ceil(L / 8)), packed bits: any contour's box is a hit
     truth_count: NDArray[np.int32]  # (N,), ground-truth boxes of each image
     truth: NDArray[np.int32]  # (M, 4), at the evaluation size, image by image
@@ -43,21 +61,28 @@ class Records:
         """(N,), where each image's boxes begin in `truth`."""
         return np.cumsum(self.truth_count, dtype=np.int64) - self.truth_count
 
-    def select(self, rows: NDArray[np.integer]) -> Records:
+    def select(self, rows: NDArray[np.integer]) -> EvaluationTable:
         """The images of the given rows, in that order."""
         ragged = {
             "truth": _ragged_rows(self.truth_start, self.truth_count, rows),
             "pixel_count": (np.cumsum(self.has_mask) - 1)[rows][self.has_mask[rows]],
         }
-        return Records(**{c.name: getattr(self, c.name)[ragged.get(c.name, rows)] for c in fields(self)})
+        columns = {c.name: getattr(self, c.name)[ragged.get(c.name, rows)] for c in fields(self)}
+        return EvaluationTable(**columns)
 
     @staticmethod
-    def concatenate(parts: Sequence[Records]) -> Records:
-        return Records(
-            **{c.name: np.concatenate([getattr(part, c.name) for part in parts]) for c in fields(Records)}
+    def concatenate(parts: Sequence[EvaluationTable]) -> EvaluationTable:
+        names = [column.name for column in fields(EvaluationTable)]
+        return EvaluationTable(
+            **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
         )
 
-    def unique(self) -> Records:
+    def gathered(self) -> EvaluationTable:
+        """The images of all processes, the same on each; one that several processes saw counts once."""
+        parts = distributed.gather(self)
+        return (self if len(parts) == 1 else EvaluationTable.concatenate(parts)).unique()
+
+    def unique(self) -> EvaluationTable:
         """Each image once, in the order of the data set, however often and in whatever order it was seen."""
         index, rows = np.unique(self.index, return_index=True)
         if len(index) == len(self) and (rows[1:] > rows[:-1]).all():
@@ -70,12 +95,3 @@ def _ragged_rows(start: NDArray, count: NDArray, rows: NDArray) -> NDArray[np.in
     count = count[rows].astype(np.int64)
     offset = np.cumsum(count) - count
     return np.repeat(start[rows] - offset, count) + np.arange(count.sum())
-
-
-def gather(records: Records) -> Records:
-    """The records of all processes, the same on each; an image that several processes saw counts once."""
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-        return records.unique()
-    parts: list[Records | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(parts, records)
-    return Records.concatenate([part for part in parts if part is not None]).unique()

@@ -1,0 +1,256 @@
+"""`evaluate`: from a model and a data source to the figures of a split, under a protocol.
+
+Everything that evaluates goes through it: `scm-fast evaluate`, the validation of each epoch in training, and
+the test split at its end.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import cv2
+import torch
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+import scm_fast
+
+from .. import distributed
+from ..data import Batch, DataSource, LocalizationDataset, Problem, build_evaluation_loader
+from ..errors import InputError
+from ..models import LocalizationModel
+from ..threshold import BEST, Threshold, check_rule, token_separation
+from .evaluator import Evaluator
+from .metrics import TOP, SplitMetrics
+from .pixels import read_masks
+from .predictor import Predictor
+from .protocols import HELDOUT_RULES, PROTOCOLS, check_protocol, result_under
+from .report.gallery import choose_examples
+from .results import ImageMaps, SplitResult
+
+logger = logging.getLogger("scm_fast")
+FEW_HELD_OUT = 50  # images with boxes: the best value of fewer may be far from that of others
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """Which split is evaluated, and how.
+
+    protocol: see `protocols`.
+    threshold: for protocol `fixed`.
+    rule: of the threshold that `heldout` chooses; `best` for the best of all.
+    split, val_split: the one whose figures are wanted, and the one on which `heldout` and `unboxed` choose.
+    validation: whether `split` is looked at to choose by it, as in training: then it may have pseudo-boxes.
+    step: distance of the global thresholds that are tried, unless the protocol prescribes it.
+    batch_size: images per process.
+    workers: loading processes; None for as many as the cores allow.
+    report: whether there will be one, which shows the maps of some images: they are kept for it.
+    """
+
+    protocol: str = "heldout"
+    threshold: Threshold | None = None
+    rule: str = BEST
+    split: str = "test"
+    val_split: str = "val"
+    validation: bool = False
+    step: float = 0.001
+    batch_size: int = 64
+    workers: int | None = None
+    report: bool = False
+
+    def __post_init__(self) -> None:
+        check_protocol(self.protocol)
+        check_rule(self.rule, HELDOUT_RULES)
+        if (self.threshold is None) == (self.protocol == "fixed"):
+            raise InputError("a threshold and protocol fixed go together")
+
+
+def evaluate(predictor: Predictor, source: DataSource, settings: EvaluationSettings) -> SplitResult:
+    """The figures of a split. All processes call it together; each evaluates its share and knows the whole.
+
+    Without boxes in the validation split `heldout` cannot choose. Then it is `unboxed`, which the result says, and
+    a warning if there are figures that it changes. Without such a split the evaluated images choose.
+    """
+    dataset = source.validation(settings.split) if settings.validation else source.split(settings.split)
+    check_classes(predictor.model, dataset)
+    protocol, held_out = settings.protocol, None
+    if protocol in ("heldout", "unboxed"):
+        held_out = _held_out(predictor, source, settings)
+        if protocol == "heldout" and not (held_out and held_out.records.has_boxes):
+            protocol = "unboxed"
+            if dataset.records.has_boxes:
+                _warn(
+                    f"protocol unboxed instead of heldout: there are no boxes in split {settings.val_split}"
+                )
+    validation = None
+    if held_out is not None and held_out is not dataset:
+        validation = _predict_split(predictor, held_out, source, settings).metrics
+        with_boxes = int(validation.has_boxes.sum())
+        if protocol == "heldout" and with_boxes < FEW_HELD_OUT:
+            _warn(f"the threshold is a loose choice: only {with_boxes} held-out images have boxes")
+    maps: dict[int, ImageMaps] | None = {} if settings.report else None
+    predicted = _predict_split(predictor, dataset, source, settings, maps)
+    if blank := predicted.metrics.blank_maps:
+        _warn(f"{blank} images of split {dataset.split} have a map that is constant or not of finite numbers")
+    validation = validation or predicted.metrics
+    result = result_under(protocol, predicted.metrics, validation, settings.threshold, settings.rule)
+    unboxed = result_under("unboxed", predicted.metrics, validation) if protocol == "heldout" else None
+    done = SplitResult(dataset, *predicted, result, _about(predictor, source, settings), unboxed)
+    if maps is not None:
+        done.maps = _maps_of_examples(done, maps)
+    return done
+
+
+def _held_out(
+    predictor: Predictor, source: DataSource, settings: EvaluationSettings
+) -> LocalizationDataset | None:
+    """The validation split, which may be the evaluated one; None if there is none or it is empty."""
+    if source.val_boxes is None and not source.has_split(settings.val_split):
+        return None
+    held_out = source.validation(settings.val_split)
+    check_classes(predictor.model, held_out)
+    return held_out if len(held_out) else None
+
+
+def _warn(sentence: str) -> None:
+    if distributed.is_first():
+        logger.warning(sentence)
+
+
+def check_classes(model: LocalizationModel, dataset: LocalizationDataset) -> None:
+    count = model.config.num_classes
+    if count != dataset.num_classes:
+        raise InputError(f"the checkpoint has {count} classes, {dataset.root} has {dataset.num_classes}")
+
+
+class _Predicted(NamedTuple):
+    metrics: SplitMetrics
+    left_out: list[Problem]
+    seconds: float
+
+
+def _predict_split(
+    predictor: Predictor,
+    dataset: LocalizationDataset,
+    source: DataSource,
+    settings: EvaluationSettings,
+    maps: dict[int, ImageMaps] | None = None,
+) -> _Predicted:
+    """One pass over a split. `maps` receives those of this process's images."""
+    prescribed = PROTOCOLS[settings.protocol]
+    loader = build_evaluation_loader(
+        dataset,
+        predictor.preprocessing,
+        batch_size=settings.batch_size,
+        workers=settings.workers,
+        device=predictor.device,
+        skip_bad_images=source.skip_bad_images,
+    )
+    begin = time.perf_counter()
+    with (
+        Evaluator(
+            prescribed.step or settings.step,
+            interpolation=prescribed.interpolation,
+            num_classes=dataset.num_classes,
+        ) as evaluator,
+        # Shares differ by one image at most, so this process's progress is that of all.
+        tqdm(
+            total=len(dataset),
+            desc=dataset.split,
+            unit=" images",
+            disable=None if distributed.is_first() else True,
+            leave=False,
+        ) as progress,
+    ):
+        for batch in loader:
+            _accumulate(evaluator, predictor, dataset, batch, maps)
+            count = len(batch.indices) * distributed.world_size()
+            progress.update(min(count, len(dataset) - progress.n))
+        metrics = evaluator.compute()
+        metrics.pseudo_boxes = dataset.pseudo_boxes
+    unread = [problem for part in distributed.gather(loader.left_out) for problem in part.values()]
+    left_out = [*dataset.left_out, *sorted(unread, key=str)]
+    return _Predicted(metrics, left_out, time.perf_counter() - begin)
+
+
+def _accumulate(
+    evaluator: Evaluator,
+    predictor: Predictor,
+    dataset: LocalizationDataset,
+    batch: Batch,
+    maps: dict[int, ImageMaps] | None,
+) -> None:
+    """Run the model on a batch, and hand what it says to the evaluator."""
+    localization, activation = predictor(
+        batch.images, lambda logits: torch.stack([batch.labels, logits.argmax(1)], dim=1)
+    )
+    scores, classes = localization.logits.float().softmax(1).topk(min(TOP, dataset.num_classes))
+    indices = batch.indices.tolist()
+    records = [dataset.records[index] for index in indices]
+    size = evaluator.cuts.size
+    activations = activation.float().cpu().numpy()
+    evaluator.accumulate(
+        index=indices,
+        label=batch.labels.cpu(),
+        top_class=classes.cpu(),
+        top_score=scores.cpu(),
+        maps=activations,
+        boxes=[record.boxes for record in records],
+        image_size=[dataset.size(index) for index in indices],
+        masks=[read_masks(r.masks, r.ignore_mask, size) if r.masks else None for r in records],
+        separation=token_separation(activations[:, 1], localization.tokens),
+    )
+    if maps is not None:
+        attention = localization.attention.float().cpu().numpy()
+        semantic: list[NDArray | None] = [None] * len(indices)
+        if localization.semantic is not None:
+            best = localization.logits.argmax(1)
+            own = localization.semantic[torch.arange(len(best), device=best.device), best]
+            semantic = list(own.float().cpu().numpy())
+        for row, index in enumerate(indices):
+            maps[index] = ImageMaps(attention[row], semantic[row], activations[row, 1])
+
+
+def _maps_of_examples(done: SplitResult, maps: dict[int, ImageMaps]) -> dict[int, ImageMaps]:
+    """Of all processes, those of the images that a report shows."""
+    shown = {done.images[position].index for position in choose_examples(done.images)}
+    mine = {index: image_maps for index, image_maps in maps.items() if index in shown}
+    return {index: found for part in distributed.gather(mine) for index, found in part.items()}
+
+
+def _about(predictor: Predictor, source: DataSource, settings: EvaluationSettings) -> dict[str, Any]:
+    """With what an evaluation was made, and on what."""
+    config = predictor.model.config
+    return {
+        "checkpoint": predictor.name,
+        "backbone": config.backbone,
+        "method": config.method,
+        "data": str(source.root),
+        "split": settings.split,
+        "val_boxes": None if source.val_boxes is None else _pseudo_boxes(source, settings),
+        "strategy": str(predictor.strategy),
+        "mirror": predictor.mirror,
+        "amp": None if predictor.amp is None else str(predictor.amp).removeprefix("torch."),
+        "versions": {
+            "scm_fast": scm_fast.__version__,
+            "torch": torch.__version__,
+            "opencv": cv2.__version__,
+        },
+    }
+
+
+def _pseudo_boxes(source: DataSource, settings: EvaluationSettings) -> dict[str, Any]:
+    """Which boxes stand in for those of the validation split, and for how many of its images."""
+    name = settings.split if settings.validation else settings.val_split
+    dataset = source.validation(name)
+    counts = dataset.records.box_counts
+    return {
+        "file": dataset.pseudo_boxes,
+        "split": name,
+        "boxes": int(counts.sum()),
+        "images": len(dataset),
+        "images_with_boxes": int((counts > 0).sum()),
+    }

@@ -1,0 +1,142 @@
+"""`Predictor`: a model's answers for a batch, with the activation maps of chosen classes.
+
+A `Strategy` says which maps make the activation map: by default F0 * S0, as the method prescribes. The
+calibration module is dropped at inference, but its blocks can still be run on an evaluation batch to study
+what they make of the maps. A strategy is written `F0*S0`: F is the attention map and S the semantic map of
+the class, the number says after how many blocks (0: as the network gives it). Either factor may be left out,
+and several blocks, as in `F0,4*S4`, are averaged. A mean that takes in F0 uses it min-max normalised per
+image, as the first block does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..data import Preprocessing
+from ..errors import InputError
+from ..models import Localization, LocalizationModel
+
+DEFAULT = "F0*S0"
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """Blocks whose maps are averaged; no block for a factor that is left out."""
+
+    attention: tuple[int, ...] = (0,)
+    semantic: tuple[int, ...] = (0,)
+
+    @classmethod
+    def parse(cls, text: str) -> Strategy:
+        blocks: dict[str, tuple[int, ...]] = {}
+        for factor in text.split("*"):
+            match = re.fullmatch(r"([FS])(\d+(?:,\d+)*)", factor.strip())
+            if not match or match[1] in blocks:
+                raise InputError(f"strategy {text!r}: expected such as F0*S0, F4*S4, S4 or F0,4*S0")
+            blocks[match[1]] = tuple(sorted({int(number) for number in match[2].split(",")}))
+        return cls(blocks.get("F", ()), blocks.get("S", ()))
+
+    def __str__(self) -> str:
+        factors = (("F", self.attention), ("S", self.semantic))
+        return "*".join(name + ",".join(map(str, blocks)) for name, blocks in factors if blocks)
+
+    @property
+    def last_block(self) -> int:
+        return max(self.attention + self.semantic)
+
+    def check(self, model: LocalizationModel) -> None:
+        """Raise an InputError if the model has no such maps."""
+        blocks = model.calibration.num_blocks if model.calibration is not None else 0
+        if self.last_block > blocks:
+            raise InputError(
+                f"strategy asks for block {self.last_block}, but the checkpoint has {blocks} calibration blocks"
+                + ("" if blocks else " (it is a baseline, or was saved for inference)")
+            )
+        if model.config.method == "cls" and self.semantic and self != Strategy():
+            raise InputError(f"strategy {self} needs semantic maps, and a model with method 'cls' has none")
+
+    @torch.no_grad()
+    def maps(self, model: LocalizationModel, localization: Localization, classes: Tensor) -> Tensor:
+        """Activation maps (B, k, H, W) of classes (B, k)."""
+        if self == Strategy():
+            return localization.activation_map(classes)
+        self.check(model)
+        attentions, semantics = [localization.attention], []
+        if localization.semantic is not None:
+            semantics = [localization.semantic]
+            if self.last_block > 0:
+                assert model.calibration is not None
+                trace = model.calibration.trace(localization.semantic, localization.attention)
+                attentions += trace.attention
+                semantics += trace.semantic
+        if len(self.attention) > 1:
+            attentions[0] = _min_max(attentions[0])
+        index = classes[:, :, None, None].expand(-1, -1, *localization.attention.shape[1:])
+        maps = torch.ones(index.shape, device=index.device)
+        if self.attention:
+            maps = maps * torch.stack([attentions[b] for b in self.attention]).mean(0).unsqueeze(1)
+        if self.semantic:
+            maps = maps * torch.stack([semantics[b].gather(1, index) for b in self.semantic]).mean(0)
+        return maps
+
+
+def _min_max(maps: Tensor) -> Tensor:
+    """Per image to [0, 1]; a constant map to zeros."""
+    low, high = maps.amin((1, 2), keepdim=True), maps.amax((1, 2), keepdim=True)
+    return (maps - low) / (high - low).clamp_min(torch.finfo(maps.dtype).tiny)
+
+
+@dataclass
+class Predictor:
+    """A model with the device and precision it runs in.
+
+    name: of the checkpoint that the model is from, for people.
+    mirror: whether logits and maps are the mean of the image's and of its mirror image's: two passes.
+    """
+
+    model: LocalizationModel
+    device: torch.device
+    strategy: Strategy = Strategy()
+    amp: torch.dtype | None = None
+    name: str = ""
+    mirror: bool = False
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """Images squashed to the size that the model takes, normalised as its backbone was trained."""
+        config = self.model.config
+        return Preprocessing(config.image_size, None, config.mean, config.std)
+
+    @torch.inference_mode()
+    def __call__(self, images: Tensor, choose: Callable[[Tensor], Tensor]) -> tuple[Localization, Tensor]:
+        """`choose` makes the classes (B, k) from the logits (B, C); gives their maps (B, k, H, W)."""
+        localization = self._forward(images)
+        if not self.mirror:
+            return localization, self.strategy.maps(self.model, localization, choose(localization.logits))
+        mirrored = self._forward(images.flip(-1))
+        mean = _mean(localization, mirrored)
+        classes = choose(mean.logits)
+        maps, others = (self.strategy.maps(self.model, part, classes) for part in (localization, mirrored))
+        return mean, (maps + others.flip(-1)) / 2
+
+    def _forward(self, images: Tensor) -> Localization:
+        with torch.autocast(self.device.type, dtype=self.amp, enabled=self.amp is not None):
+            return self.model(images)
+
+
+def _mean(own: Localization, mirrored: Localization) -> Localization:
+    """Of an image's outputs and those of its mirror image, which are turned back."""
+    semantic = None
+    if own.semantic is not None and mirrored.semantic is not None:
+        semantic = (own.semantic + mirrored.semantic.flip(-1)) / 2
+    return Localization(
+        (own.logits + mirrored.logits) / 2,
+        (own.attention + mirrored.attention.flip(-1)) / 2,
+        semantic,
+        (own.tokens + mirrored.tokens.flip(-1)) / 2,
+    )

@@ -1,0 +1,50 @@
+"""What is wrong with a run, found out before anything is downloaded or computed."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from .. import distributed
+from ..backends import resolve_backend
+from ..data import DataSource
+from ..data.order import check_global_batch
+from .building import build_model
+from .config import TrainConfig
+from .logs import check_tensorboard
+from .run_folder import RunFolder
+
+logger = logging.getLogger("scm_fast")
+FEW_STEPS = 10  # per epoch
+
+
+def resumes(config: TrainConfig) -> bool:
+    """Whether a run that is in the folder is to be continued: it was asked for, or torchrun started this anew."""
+    return config.resume == "auto" or distributed.restarts() > 0
+
+
+def check_run(config: TrainConfig, source: DataSource, device: torch.device) -> None:
+    """Raise an InputError for a run that would not come to its end. Opens all three splits."""
+    assert config.out is not None
+    if config.tensorboard:
+        check_tensorboard()
+    if config.method == "scm":
+        resolve_backend(config.calibration.get("backend", config.backend), device)
+    distributed.on_first(RunFolder(config.out).check, config, resumes(config))
+    count = len(source.split(config.train_split))
+    check_global_batch(count, config.global_batch, distributed.world_size())
+    source.validation(config.val_split)
+    source.split(config.test_split)
+    steps = count // config.global_batch
+    if steps < FEW_STEPS and distributed.is_first():
+        logger.warning(
+            "an epoch has %d optimiser step%s only: with few images, a smaller --global-batch learns more",
+            steps,
+            "s" * (steps != 1),
+        )
+
+
+def check_model(config: TrainConfig, source: DataSource) -> None:
+    """Raise an InputError if the model cannot be built, by building it."""
+    build_model(config, source.split(config.train_split))

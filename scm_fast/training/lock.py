@@ -1,0 +1,130 @@
+"""One command at a time in a run folder.
+
+The lock is a file with the process that holds it. A process that was killed leaves it behind; on its own machine
+that is recognised, by the process's number and the time at which it started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from pathlib import Path
+from typing import NamedTuple
+
+from ..errors import InputError
+
+FILE = "run.lock"
+
+
+class RunLock:
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._file = folder, folder / FILE
+        self._made_folder = False
+
+    def acquire(self) -> None:
+        """Raise an InputError that names the other process if there is one."""
+        self._made_folder = not self._folder.exists()
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            while not self._create():
+                content = self._read()
+                if content is None:  # released at this moment
+                    continue
+                holder = _parse(content)
+                if holder is None or _may_live(holder):
+                    raise InputError(self._refusal(holder))
+                self._remove_stale(content)
+        except OSError as error:
+            raise InputError(
+                f"{self._folder}: the run folder cannot be written ({error.strerror})"
+            ) from error
+
+    def release(self) -> None:
+        self._file.unlink(missing_ok=True)
+        if self._made_folder:
+            with contextlib.suppress(OSError):  # it is not empty: the run has begun
+                self._folder.rmdir()
+
+    def _create(self) -> bool:
+        """False if the file is there."""
+        me = Holder(os.getpid(), socket.gethostname(), _start_time(os.getpid()))
+        try:
+            descriptor = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        except FileExistsError:
+            return False
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(me._asdict(), file)
+        return True
+
+    def _read(self) -> str | None:
+        try:
+            return self._file.read_text()
+        except FileNotFoundError:
+            return None
+
+    def _remove_stale(self, content: str) -> None:
+        """Move the file away before it is deleted: by then, another process may have put its own in its place."""
+        aside = self._file.with_name(f"{FILE}.{os.getpid()}")
+        try:
+            self._file.rename(aside)
+        except FileNotFoundError:
+            return
+        if aside.read_text() != content:
+            with contextlib.suppress(FileExistsError):
+                os.link(aside, self._file)
+        aside.unlink()
+
+    def _refusal(self, holder: Holder | None) -> str:
+        if holder is None:
+            return (
+                f"{self._folder}: another process begins to train here; if there is none, remove {self._file}"
+            )
+        remedy = "wait for it, or give --out another folder"
+        if holder.host != socket.gethostname():
+            remedy += f"; if it is no longer alive, remove {self._file}"
+        return f"{self._folder}: process {holder.process} on {holder.host} is training here; {remedy}"
+
+
+class Holder(NamedTuple):
+    """The process that has a lock."""
+
+    process: int
+    host: str
+    started: str | None
+
+
+def _parse(content: str) -> Holder | None:
+    """None for a file that is half written, or somebody else's."""
+    try:
+        holder = Holder(**json.loads(content))
+        return holder if isinstance(holder.process, int) else None
+    except (ValueError, TypeError):
+        return None
+
+
+def _may_live(holder: Holder) -> bool:
+    """Whether the process that holds a lock may be alive; that of another machine always may."""
+    if holder.host != socket.gethostname():
+        return True
+    if holder.process == os.getpid():
+        return False  # an earlier one of this number, or this one's run that was given up
+    try:
+        os.kill(holder.process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        pass
+    return holder.started is None or holder.started == _start_time(holder.process)
+
+
+def _start_time(process: int) -> str | None:
+    """Tells a process from a later one of the same number; None where the system does not say."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        # The name in parentheses may have spaces; the start is the 20th word after it.
+        ticks = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return None
+    return f"{boot} {ticks}"

@@ -1,0 +1,100 @@
+"""One command at a time in a run folder."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from scm_fast import InputError
+from scm_fast.cli import main
+from scm_fast.training.lock import FILE, RunLock
+from scm_fast.training.run_folder import RunFolder
+
+HOLD = """
+import sys
+from pathlib import Path
+from scm_fast.training.lock import RunLock
+RunLock(Path(sys.argv[1])).acquire()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def other(tmp_path):
+    """A process that holds the lock of tmp_path / "run"."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path / "run")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout.readline() == b"held\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_another_process_is_named(tmp_path, other):
+    with pytest.raises(
+        InputError, match=rf"process {other.pid} on .* is training here; wait for it"
+    ) as refused:
+        RunLock(tmp_path / "run").acquire()
+    assert "remove" not in str(refused.value)  # it is certainly alive
+    assert json.loads((tmp_path / "run" / FILE).read_text())["process"] == other.pid
+
+
+def test_lock_of_a_process_that_was_killed(tmp_path, other):
+    other.kill()
+    other.wait()
+    lock = RunLock(tmp_path / "run")
+    lock.acquire()
+    assert json.loads((tmp_path / "run" / FILE).read_text())["process"] == os.getpid()
+    lock.release()
+    assert os.listdir(tmp_path / "run") == []
+
+
+def test_a_later_process_of_the_same_number(tmp_path, other):
+    """The one that held it is dead, whoever has its number now."""
+    file = tmp_path / "run" / FILE
+    content = json.loads(file.read_text())
+    assert content["started"] is not None
+    file.write_text(json.dumps(content | {"started": "another boot 17"}))
+    RunLock(tmp_path / "run").acquire()
+
+
+def test_another_machine(tmp_path):
+    content = {"process": 1, "host": "elsewhere", "started": None}
+    (tmp_path / FILE).write_text(json.dumps(content))
+    with pytest.raises(
+        InputError, match=rf"process 1 on elsewhere .* no longer alive, remove {tmp_path}/{FILE}"
+    ):
+        RunLock(tmp_path).acquire()
+
+
+def test_half_written_file(tmp_path):
+    (tmp_path / FILE).write_text('{"process": 17')
+    with pytest.raises(InputError, match=f"remove {tmp_path}/{FILE}"):
+        RunLock(tmp_path).acquire()
+
+
+def test_a_lock_that_was_replaced_meanwhile_is_put_back(tmp_path):
+    lock = RunLock(tmp_path)
+    (tmp_path / FILE).write_text("of a live process")
+    lock._remove_stale("of a dead one")
+    assert os.listdir(tmp_path) == [FILE]
+    assert (tmp_path / FILE).read_text() == "of a live process"
+
+
+def test_folder_is_left_as_it_was(tmp_path):
+    with RunFolder(tmp_path / "new").locked():
+        assert (tmp_path / "new" / FILE).is_file()
+    assert not (tmp_path / "new").exists()
+    with RunFolder(tmp_path / "new").locked():
+        (tmp_path / "new" / "log.csv").write_text("a log")
+    assert os.listdir(tmp_path / "new") == ["log.csv"]
+
+
+def test_a_second_training_command_is_refused(tmp_path, other, capsys):
+    assert main(["train", "--data", "nowhere", "--out", str(tmp_path / "run"), "--device", "cpu"]) == 2
+    assert f"process {other.pid} on " in capsys.readouterr().err
+    assert os.listdir(tmp_path / "run") == [FILE]
