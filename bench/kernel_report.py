@@ -5,8 +5,8 @@ The launchers are called with recorders in place of the kernels, so that exactly
 
   traffic     launches of a training step, and the bytes and operations of each, counted (see `kernel_traffic`)
   counts      what the compiled kernels do in a training step, counted in an emulator (see `kernel_counts`)
-  resources   every kernel compiled ahead of time for every target: registers per thread, spilled
-              registers (bytes; on AMD their number), shared memory; this takes some minutes
+  resources   every kernel compiled ahead of time for every target: registers per thread, spilled registers
+              (bytes; on AMD their number), shared memory; this takes some minutes
 
 Nothing runs on a GPU, nothing is timed. With `--out docs/kernels.md` the tables replace the ones in that file.
 The interpreter replaces the compiler, so counts and resources need a process without TRITON_INTERPRET=1.

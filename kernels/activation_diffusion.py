@@ -421,17 +421,19 @@ def _launch_options(edges: Tensor) -> dict:
     """Lanes and warps for the grid of edges (B, 2, H, W); large grids keep in memory what fits no registers.
 
     One token per lane is the shortest path up to 8 warps, which wait for each other at barriers. Then a lane takes
-    several tokens, and beyond 1,024 tokens as few as can be: registers would not hold them.
+    several tokens, and beyond 1,024 tokens as few as can be: registers would not hold them. With warps of 64 lanes
+    every mask takes two scalar registers for each token of a lane, and so they are few from the start.
     """
     double = edges.dtype == torch.float64
     block = max(16, triton.next_power_of_2(edges[0, 0].numel()))
-    lanes = 256 if block <= 1024 else 1024
+    lanes = warp_size(edges)
+    most_lanes = 256 if block <= 1024 and lanes == 32 else 1024
     return {
         "DTYPE": tl.float64 if double else tl.float32,
         "LEVELS": 9 if double else 5,
         "RESIDENT": block <= 1024,
         "BLOCK": block,
-        "num_warps": max(1, min(block, lanes) // warp_size(edges)),
+        "num_warps": max(1, min(block, most_lanes) // lanes),
     }
 
 

@@ -114,13 +114,16 @@ def complement_vector_kernel(P, v, v_out, N, BLOCK: tl.constexpr, BLOCK_K: tl.co
     tl.store(v_out + i_b * N + o_row, 2 * b_own - b_v, mask=o_row < N)
 
 
-def _launch_options(N: int, dtype: torch.dtype) -> dict:
-    """Tiles of 32 x 32: 196 tokens pad to 224, and no target spills registers on an exact float32 product."""
+def _launch_options(N: int, dtype: torch.dtype, two_sided: bool) -> dict:
+    """Tiles of 32 x 32: 196 tokens pad to 224, and no target spills registers on an exact float32 product.
+
+    A two-sided one has twice the operands, and so takes half of them at a time, with twice the warps.
+    """
     return {
         "DTYPE": tl.float64 if dtype == torch.float64 else tl.float32,
         "BLOCK": min(32, max(16, triton.next_power_of_2(N))),
-        "BLOCK_K": 32,
-        "num_warps": 4,
+        "BLOCK_K": 16 if two_sided else 32,
+        "num_warps": 8 if two_sided else 4,
     }
 
 
@@ -138,7 +141,7 @@ def _product(
     symmetric: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     batch, N, _ = A.shape
-    options = _launch_options(N, A.dtype)
+    options = _launch_options(N, A.dtype, two_sided)
     v_out = None if v is None else torch.empty_like(v)
     with on_device_of(A):
         product_kernel[(triton.cdiv(N, options["BLOCK"]) ** 2, batch)](

@@ -7,9 +7,10 @@
 The interpreter replaces the compiler in a whole process, so one run of pytest has the one or the other.
 """
 
+import importlib.util
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -102,3 +103,15 @@ def poisoned_memory(device: str) -> Iterator[None]:
     assert torch.empty(8, device=device).isnan().all()
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def launched() -> Iterator[Callable[[], set[str]]]:
+    """Names of the kernels that the test has launched so far; empty where triton is not installed."""
+    if importlib.util.find_spec("triton") is None:
+        yield set
+        return
+    from kernel_launches import recorded_launches
+
+    with recorded_launches(run=True) as launches:
+        yield lambda: {launch.name for launch in launches}

@@ -18,6 +18,8 @@ from scm_fast.ops.diffusion_fields import tanhshrink
 from scm_fast.ops.edge_similarity import edge_similarity
 
 BACKENDS = ("torch", "triton")
+FUSED = {"activation_diffusion_forward", "activation_diffusion_backward"}
+DENSE = {"laplacian_forward", "laplacian_backward", "product", "complement_vector"}
 
 
 def inputs(device: str, grid: tuple[int, int] = (2, 3), batch: int = 1) -> tuple[torch.Tensor, ...]:
@@ -46,7 +48,7 @@ def outputs_and_gradients(function, tensors: tuple[torch.Tensor, ...]) -> list[t
     ids=str,
 )
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_equals_reference(poisoned_memory, device, backend, grid, iterations, solver, detach_init):
+def test_equals_reference(poisoned_memory, device, launched, backend, grid, iterations, solver, detach_init):
     settings = Settings(iterations, 0.002, detach_init, solver, backend)
     found = outputs_and_gradients(
         lambda *x: activation_diffusion(*x, settings), inputs(device, grid, batch=2)
@@ -55,6 +57,8 @@ def test_equals_reference(poisoned_memory, device, backend, grid, iterations, so
         lambda *x: reference.activation_diffusion(*x, *settings[:3]), inputs("cpu", grid, batch=2)
     )
     torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-8)
+    kernels = {"stencil": FUSED, "dense": DENSE, "auto": FUSED | DENSE}[solver]
+    assert launched() == (kernels if backend == "triton" else set())
 
 
 CASES = {

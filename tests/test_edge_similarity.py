@@ -9,6 +9,8 @@ from scm_fast.backends import implementation
 from scm_fast.ops.edge_similarity import edge_similarity, edge_similarity_op
 
 BACKENDS = ("torch", "triton")
+FORWARD = {"torch": set(), "triton": {"edge_similarity_forward"}}
+BOTH = {"torch": set(), "triton": {"edge_similarity_forward", "edge_similarity_backward"}}
 
 
 def semantic(device: str, grid: tuple[int, int], classes: int = 7, batch: int = 2) -> torch.Tensor:
@@ -27,7 +29,7 @@ def semantic(device: str, grid: tuple[int, int], classes: int = 7, batch: int = 
 )
 @pytest.mark.parametrize("classes", [1, pytest.param(7, marks=pytest.mark.not_compiled), 70])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_equals_reference(poisoned_memory, device, backend, classes, grid):
+def test_equals_reference(poisoned_memory, device, launched, backend, classes, grid):
     S = semantic(device, grid, classes).requires_grad_()
     edges = edge_similarity(S, backend)
     expected_S = S.detach().cpu().requires_grad_()
@@ -37,10 +39,11 @@ def test_equals_reference(poisoned_memory, device, backend, classes, grid):
     (edges * weight.to(S.device)).sum().backward()
     (expected * weight).sum().backward()
     torch.testing.assert_close(S.grad.cpu(), expected_S.grad, rtol=1e-9, atol=1e-9)
+    assert launched() == BOTH[backend]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_pooling_gradient_is_written_in_the_same_pass(poisoned_memory, device, backend):
+def test_pooling_gradient_is_written_in_the_same_pass(poisoned_memory, device, launched, backend):
     S = semantic(device, (3, 4))
     kernels = implementation("edge_similarity", backend)
     edges, inverse_norm = kernels.forward(S)
@@ -50,22 +53,24 @@ def test_pooling_gradient_is_written_in_the_same_pass(poisoned_memory, device, b
     S_ref = S.detach().requires_grad_()
     reference.pooling(S_ref, weight).backward(dpooled)
     torch.testing.assert_close(both - alone, S_ref.grad)
+    assert launched() == BOTH[backend]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_error_in_low_precision(poisoned_memory, device, backend, dtype):
+def test_error_in_low_precision(poisoned_memory, device, launched, backend, dtype):
     """At most twice the error of plain torch on the same rounded S, and float32 in any case."""
     S = semantic(device, (5, 6), 40).to(dtype)
     exact = reference.edge_similarity(S.cpu().double())
     plain = reference.edge_similarity(S.cpu().float())
     edges = edge_similarity(S, backend).cpu()
+    assert launched() == FORWARD[backend]
     assert edges.dtype == torch.float32
     assert (edges - exact).abs().max() <= 2 * (plain - exact).abs().max() + 1e-7
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_vectors_whose_square_is_subnormal(poisoned_memory, device, backend):
+def test_vectors_whose_square_is_subnormal(poisoned_memory, device, launched, backend):
     """Their square is not 0, though an approximate root on a GPU is: nothing may become infinite."""
     S = semantic(device, (3, 4)).float()
     S[:, :, 1, 1] *= 1e-20
@@ -77,13 +82,15 @@ def test_vectors_whose_square_is_subnormal(poisoned_memory, device, backend):
     torch.testing.assert_close(edges.cpu().double(), expected, rtol=1e-4, atol=1e-4)
     edges.sum().backward()
     assert S.grad.isfinite().all()
+    assert launched() == BOTH[backend]
 
 
 @pytest.mark.not_compiled
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_gradcheck_and_opcheck(device, backend):
+def test_gradcheck_and_opcheck(device, launched, backend):
     S = semantic(device, (2, 3), 3).requires_grad_()
     assert torch.autograd.gradcheck(lambda S: edge_similarity(S, backend), (S,))
+    assert launched() == BOTH[backend]
     torch.library.opcheck(edge_similarity_op, (S, backend))
     channels_last = S.detach().to(memory_format=torch.channels_last).requires_grad_()
     torch.library.opcheck(edge_similarity_op, (channels_last, backend))

@@ -8,6 +8,7 @@ from scm_fast import InputError, reference
 from scm_fast.ops.pooling import pooling, pooling_backward_op, pooling_op
 
 BACKENDS = ("torch", "triton")
+KERNELS = {"torch": set(), "triton": {"matrix_vector"}}
 
 
 @pytest.mark.parametrize("channels_last", [False, True], ids=["contiguous", "channels-last"])
@@ -23,7 +24,7 @@ BACKENDS = ("torch", "triton")
 )
 @pytest.mark.parametrize("classes", [1, pytest.param(7, marks=pytest.mark.not_compiled), 70])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_equals_reference(poisoned_memory, device, backend, classes, grid, channels_last):
+def test_equals_reference(poisoned_memory, device, launched, backend, classes, grid, channels_last):
     S, weight = (x.to(device) for x in random_maps(2, classes, grid))
     S = S.to(memory_format=torch.channels_last) if channels_last else S
     S, weight = S.requires_grad_(), weight.requires_grad_()
@@ -35,26 +36,29 @@ def test_equals_reference(poisoned_memory, device, backend, classes, grid, chann
     expected.backward(dpooled)
     for ours, theirs in zip((S, weight), expected_inputs, strict=True):
         torch.testing.assert_close(ours.grad.cpu(), theirs.grad, rtol=1e-12, atol=1e-12)
+    assert launched() == KERNELS[backend]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_error_in_low_precision(poisoned_memory, device, backend, dtype):
+def test_error_in_low_precision(poisoned_memory, device, launched, backend, dtype):
     """Only S is rounded: the sum is at most twice as wrong as that of plain torch in float32."""
     S, weight = random_maps(2, 40, (5, 6))
     S, weight = S.to(dtype), weight.float()
     exact = reference.pooling(S.double(), weight.double())
     plain = reference.pooling(S, weight)
     pooled = pooling(S.to(device), weight.to(device), backend).cpu()
+    assert launched() == KERNELS[backend]
     assert pooled.dtype == torch.float32
     assert (pooled - exact).abs().max() <= 2 * (plain - exact).abs().max() + 1e-7
 
 
 @pytest.mark.not_compiled
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_gradcheck_and_opcheck(device, backend):
+def test_gradcheck_and_opcheck(device, launched, backend):
     S, weight = (x.to(device).requires_grad_() for x in random_maps(1, 3, (2, 3)))
     assert torch.autograd.gradcheck(lambda *x: pooling(*x, backend), (S, weight))
+    assert launched() == KERNELS[backend]
     strided = S.detach().to(memory_format=torch.channels_last).requires_grad_()
     for map_ in (S, strided):
         torch.library.opcheck(pooling_op, (map_, weight, backend))

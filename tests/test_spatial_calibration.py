@@ -18,6 +18,7 @@ from calibration_checks import (
 )
 
 from scm_fast import InputError, SpatialCalibration, reference, use_backend
+from scm_fast.backends import interpreting
 from scm_fast.ops.activation_diffusion import Settings, activation_diffusion
 from scm_fast.ops.edge_similarity import edge_similarity
 from scm_fast.ops.laplacian import laplacian
@@ -70,25 +71,50 @@ def test_sixteen_iterations_equal_reference(device, grid, detach_init):
     ids=str,
 )
 def test_triton_equals_reference(
-    poisoned_memory, device, grid, batch, classes, iterations, solver, detach_init
+    poisoned_memory, device, launched, grid, batch, classes, iterations, solver, detach_init
 ):
     S, F = (x.to(device) for x in random_maps(batch, classes, grid))
     assert_equal_to_reference(module("triton", iterations, solver=solver, detach_init=detach_init), S, F)
+    dense = {"laplacian_forward", "laplacian_backward", "product", "complement_vector"}
+    of_maps = {name for name in IN_ONE_LAUNCH if not name.startswith("activation_diffusion")}
+    expected = {"stencil": IN_ONE_LAUNCH, "dense": of_maps | dense, "auto": IN_ONE_LAUNCH | dense}
+    assert launched() == expected[solver]
 
 
-def test_triton_serves_grids_beyond_a_thousand_tokens(poisoned_memory, device):
+IN_ONE_LAUNCH = {
+    "edge_similarity_forward",
+    "activation_diffusion_forward",
+    "matrix_vector",
+    "activation_diffusion_backward",
+    "edge_similarity_backward",
+}
+
+
+def test_triton_serves_grids_beyond_a_thousand_tokens(poisoned_memory, device, launched):
     """There the kernels keep in memory what they hold in registers on smaller grids."""
     S, F = (x.to(device) for x in random_maps(1, 3, (33, 35)))
+    assert_three_way(module("triton", (2, 1)), S, F, torch.float32)
+    assert launched() == IN_ONE_LAUNCH
+
+
+def test_triton_serves_64_by_64_tokens(poisoned_memory, device, launched):
+    """As exact as torch in float32; dense matrices of so many tokens, as the reference has, take minutes."""
+    S, F = random_maps(1, 2, (64, 64))
+    exact = results(module("torch", (2,)), S, F)
+    bounds = error(results(module("torch", (2,), torch.float32), S.float(), F.float()), exact)
+    # The interpreter adds 4,096 numbers one after the other, which a GPU adds in a tree.
+    slack = 64 * 2**-24 if interpreting() else 1e-6
+    actual = results(module("triton", (2,), torch.float32), S.float().to(device), F.float().to(device))
+    for name, found in error(actual, exact).items():
+        assert found <= 2 * bounds[name] + slack, f"{name}: error {found:.1e}, torch {bounds[name]:.1e}"
+    assert launched() == IN_ONE_LAUNCH
+
+
+def test_triton_in_float64_beyond_a_thousand_tokens(device, launched):
+    """Block by block in torch: the kernel of all blocks refuses them."""
+    S, F = (x.to(device) for x in random_maps(1, 3, (33, 35)))
     assert_equal_to_reference(module("triton", (2,)), S, F)
-
-
-def test_triton_serves_64_by_64_tokens(device):
-    S, F = (x.to(device) for x in random_maps(1, 2, (64, 64)))
-    expected, actual = (
-        results(module(name, (2,)), S.to(d), F.to(d)) for name, d in (("torch", "cpu"), ("triton", device))
-    )
-    for name in (*OUTPUTS, "dS", "dF", "dlam"):
-        torch.testing.assert_close(actual[name], expected[name], rtol=1e-8, atol=1e-8)
+    assert launched() == IN_ONE_LAUNCH - {"activation_diffusion_forward", "activation_diffusion_backward"}
 
 
 def assert_sound_at(batch: int, classes: int, grid: tuple[int, int], device: str) -> None:
@@ -142,17 +168,19 @@ def test_float32_error_at_sixteen_iterations(device, detach_init):
 
 
 @pytest.mark.parametrize("grid", [(14, 14), (1, 5)], ids=grid_name)
-def test_triton_float32_error(poisoned_memory, device, grid):
+def test_triton_float32_error(poisoned_memory, device, launched, grid):
     S, F = (x.to(device) for x in random_maps(2, 20, grid))
     assert_three_way(module("triton", (4, 4)), S, F, torch.float32)
+    assert launched() == IN_ONE_LAUNCH
 
 
 @pytest.mark.parametrize("backend", KERNELS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_half_precision_semantic_map(device, backend, dtype):
+def test_half_precision_semantic_map(device, launched, backend, dtype):
     """Only S is rounded: everything after it is as exact as in float32."""
     S, F = (x.to(device) for x in random_maps(2, 20, (6, 7)))
     assert_three_way(module(backend, (4, 4)), S, F, dtype)
+    assert launched() == (IN_ONE_LAUNCH if backend == "triton" else set())
 
 
 # Of p = 7 and 1 on a few tokens, `auto` takes dense matrices for the first.
