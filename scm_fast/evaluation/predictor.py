@@ -57,8 +57,10 @@ class Strategy:
                 f"strategy asks for block {self.last_block}, but the checkpoint has {blocks} calibration blocks"
                 + ("" if blocks else " (it is a baseline, or was saved for inference)")
             )
-        if model.config.method == "cls" and self.semantic and self != Strategy():
-            raise InputError(f"strategy {self} needs semantic maps, and a model with method 'cls' has none")
+        if not model.method.has_semantic and self.semantic and self != Strategy():
+            raise InputError(
+                f"strategy {self} needs semantic maps, and a model with method {model.config.method!r} has none"
+            )
 
     @torch.no_grad()
     def maps(self, model: LocalizationModel, localization: Localization, classes: Tensor) -> Tensor:
