@@ -34,20 +34,33 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 
-# One open recording a thread: a model may serve several threads at once.
+# One open recording of a kind per thread: a model may serve several threads at once.
 _thread = threading.local()
 
 
+ROWS = "rows"
+
+
 @contextlib.contextmanager
-def record_cls_rows() -> Iterator[list[Tensor]]:
-    """Collect the rows, each (B, N), of the covered attention modules that run inside the `with`."""
-    outer = getattr(_thread, "rows", None)
-    rows: list[Tensor] = []
-    _thread.rows = rows
+def record(kind: str) -> Iterator[list[Any]]:
+    """Collect what attention modules that run inside the `with` add to the recording of that kind."""
+    outer = open_recording(kind)
+    found: list[Any] = []
+    setattr(_thread, kind, found)
     try:
-        yield rows
+        yield found
     finally:
-        _thread.rows = outer
+        setattr(_thread, kind, outer)
+
+
+def open_recording(kind: str) -> list[Any] | None:
+    """The thread's recording of that kind."""
+    return getattr(_thread, kind, None)
+
+
+def record_cls_rows() -> contextlib.AbstractContextManager[list[Tensor]]:
+    """Collect the rows, each (B, N), of the covered attention modules that run inside the `with`."""
+    return record(ROWS)
 
 
 def cls_row(q: Tensor, k: Tensor, scale: float, mask: Tensor | None = None) -> Tensor:
@@ -119,6 +132,7 @@ class _CoveredAttention(nn.Module):
     """What the covered classes share; each is mixed with the timm class that it covers."""
 
     row_in_training: bool
+    row_in_evaluation: bool
     scale: float
     num_heads: int
     attn_drop: nn.Dropout
@@ -136,12 +150,12 @@ class _CoveredAttention(nn.Module):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         """q, k, v (B, heads, N, d) -> (B, N, heads * d), with the CLS row recorded on the way."""
-        if self.row_in_training or not self.training:
+        if self.row_in_training if self.training else self.row_in_evaluation:
             if mask is None and q.requires_grad and torch.is_grad_enabled():
                 q, k, row = _RowBesideAttention.apply(q, k, self.scale)
             else:
                 row = cls_row(q, k, self.scale, mask)
-            rows = getattr(_thread, "rows", None)
+            rows = open_recording(ROWS)
             if rows is not None:
                 rows.append(row)
         dropout = self.attn_drop.p if self.training else 0.0
@@ -260,7 +274,8 @@ def can_cover(attention: nn.Module) -> bool:
     return type(attention) in COVERED or type(attention) in COVERED.values()
 
 
-def cover_attention(attention: Any, row_in_training: bool) -> None:
-    """Make `attention` record its CLS row, in evaluation mode and, if asked for, in training mode."""
+def cover_attention(attention: Any, row_in_training: bool, row_in_evaluation: bool = True) -> None:
+    """Make `attention` able to record; its CLS row it computes in the modes that are asked for."""
     attention.__class__ = COVERED.get(type(attention), type(attention))
     attention.row_in_training = row_in_training
+    attention.row_in_evaluation = row_in_evaluation

@@ -71,7 +71,7 @@ def create_model(  # noqa: PLR0913, keywords of one call
     backbones.check_backbone(backbone, network)
     if size is not None:
         backbones.check_whole_patches(network, "image_size is", size[0], size[1])
-    backbones.cover_backbone(network, attention_layers, made.row_in_training)
+    backbones.cover_backbone(network, attention_layers, made.row_in_training, made.row_in_evaluation)
     made.prepare(backbone, network)
     mean, std = backbones.channel_statistics(network)
     config = make_config(

@@ -54,6 +54,14 @@ class Architecture:
         # Networks that pool before their last norm keep it as fc_norm; here it is applied to each token.
         return backbone.fc_norm(tokens) if hasattr(backbone, "fc_norm") else tokens
 
+    def can_append(self, backbone: Backbone) -> bool:
+        """Whether `features_appending` can be had."""
+        return False
+
+    def features_appending(self, backbone: Backbone, images: Tensor, token: Tensor) -> Features:
+        """As `features`, with a token (1, 1, D) after the patches that all of them see."""
+        raise NotImplementedError
+
     def patch_size(self, backbone: Backbone) -> int | None:
         """Pixels that the image's sides must be multiples of; None if any will do."""
         return None if backbone.patch_embed.dynamic_img_pad else backbone.patch_embed.patch_size[0]

@@ -35,7 +35,7 @@ class Method:
     Fields of a method are its options, `method_options` of `create_model` and training.
 
     name: as users give it. title: as people write it.
-    row_in_training: whether training needs F0, the CLS token's attention.
+    row_in_training, row_in_evaluation: whether F0, the CLS token's attention, is needed.
     has_semantic: whether the map depends on the class.
     keeps_classifier: whether its head is a timm network's own classifier, which is then kept.
     """
@@ -43,6 +43,7 @@ class Method:
     name: ClassVar[str]
     title: ClassVar[str]
     row_in_training: ClassVar[bool] = False
+    row_in_evaluation: ClassVar[bool] = True
     has_semantic: ClassVar[bool] = True
     keeps_classifier: ClassVar[bool] = False
 
@@ -65,7 +66,7 @@ class Method:
 
     def localize(self, model: LocalizationModel, features: Features) -> Localization:
         semantic = model.head(features.patches)
-        assert features.attention is not None  # always computed in evaluation mode
+        assert features.attention is not None  # it is computed in evaluation mode
         return Localization(semantic.mean((2, 3)), features.attention, semantic, features.patches)
 
     def published(self, state: dict[str, Tensor]) -> Published | None:
