@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import timm.layers
@@ -39,6 +40,20 @@ _thread = threading.local()
 
 
 ROWS = "rows"
+LAYERS = "layers"
+
+
+@dataclass
+class AttentionLayer:
+    """What an attention module had, in a recording of `LAYERS`."""
+
+    tokens: Tensor  # (B, N, D), its input
+    q: Tensor  # (B, heads, N, d), as k and v
+    k: Tensor
+    v: Tensor
+    scale: float
+    mask: Tensor | None  # as `scaled_dot_product_attention` takes it
+    output: Tensor  # (B, heads, N, d), before the last projection
 
 
 @contextlib.contextmanager
@@ -90,6 +105,18 @@ def _cls_rows_of_heads(q: Tensor, k: Tensor, scale: float, mask: Tensor | None =
         chooses = mask.dtype == torch.bool
         scores = scores.masked_fill(~row_mask, float("-inf")) if chooses else scores + row_mask
     return scores.softmax(-1)
+
+
+def attention_of_heads(layer: AttentionLayer) -> Iterator[Tensor]:
+    """The matrices (B, N, N) one head after another."""
+    for head in range(layer.q.shape[1]):
+        scores = (layer.q[:, head] * layer.scale) @ layer.k[:, head].mT
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        if layer.mask is not None:
+            mask = layer.mask.expand(-1, layer.q.shape[1], -1, -1)[:, head]
+            chooses = mask.dtype == torch.bool
+            scores = scores.masked_fill(~mask, float("-inf")) if chooses else scores + mask
+        yield scores.softmax(-1)
 
 
 class _RowBesideAttention(torch.autograd.Function):
@@ -160,6 +187,8 @@ class _CoveredAttention(nn.Module):
                 rows.append(row)
         dropout = self.attn_drop.p if self.training else 0.0
         x = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+        if layers := open_recording(LAYERS):
+            layers[-1] = AttentionLayer(layers[-1], q, k, v, self.scale, mask, x)
         return x.transpose(1, 2).flatten(2)
 
     def project_out(self, x: Tensor, gate: Tensor | None) -> Tensor:
@@ -178,6 +207,9 @@ class _CoveredAttention(nn.Module):
 
     def project_in(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x (B, N, D) -> q, k, v (B, heads, N, d), by one projection or three."""
+        layers = open_recording(LAYERS)
+        if layers is not None:
+            layers.append(x)  # `attend` adds the rest
         if self.qkv is None:
             kv_heads = getattr(self, "num_kv_heads", self.num_heads)
             return (
