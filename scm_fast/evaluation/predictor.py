@@ -21,6 +21,7 @@ from ..data import Preprocessing
 from ..errors import InputError
 from ..models import Localization, LocalizationModel
 from ..models.maps import Maps, get_map, look
+from ..models.refinement import refine_maps
 
 DEFAULT = "F0*S0"
 
@@ -101,6 +102,7 @@ class Predictor:
     name: of the checkpoint that the model is from, for people.
     mirror: whether logits and maps are the mean of the image's and of its mirror image's: two passes.
     map: the name of another map than the model's own, see `scm_fast.models.maps`; instead of a strategy.
+    refine: whether SCM's diffusion is applied to the maps, see `scm_fast.models.refinement`.
     """
 
     model: LocalizationModel
@@ -110,6 +112,7 @@ class Predictor:
     name: str = ""
     mirror: bool = False
     map: str | None = None
+    refine: bool = False
 
     def __post_init__(self) -> None:
         if self.map is None:
@@ -117,6 +120,12 @@ class Predictor:
         get_map(self.map)
         if self.strategy != Strategy():
             raise InputError(f"a map ({self.map}) and a strategy ({self.strategy}) exclude each other")
+
+    @property
+    def map_name(self) -> str:
+        """Which map it is, for people."""
+        own = f"of method {self.model.config.method}" if self.strategy == Strategy() else str(self.strategy)
+        return (self.map or own) + (", refined" if self.refine else "")
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -135,6 +144,12 @@ class Predictor:
         return mean, (maps(classes) + others(classes).flip(-1)) / 2
 
     def _look(self, images: Tensor) -> tuple[Localization, Maps]:
+        localization, maps = self._look_unrefined(images)
+        if not self.refine:
+            return localization, maps
+        return localization, lambda classes: refine_maps(localization.tokens, maps(classes))
+
+    def _look_unrefined(self, images: Tensor) -> tuple[Localization, Maps]:
         with torch.autocast(self.device.type, dtype=self.amp, enabled=self.amp is not None):
             if self.map is not None:
                 return look(get_map(self.map), self.model, images)

@@ -1,6 +1,7 @@
 """Localisation models: backbones with a CLS token, methods, checkpoints."""
 
 from .checkpoint import load_model, save_model
+from .classifier import load_classifier
 from .config import ModelConfig
 from .factory import create_model
 from .localization_model import LocalizationModel
@@ -12,6 +13,7 @@ __all__ = [
     "ModelConfig",
     "TrainingOutput",
     "create_model",
+    "load_classifier",
     "load_model",
     "save_model",
 ]
