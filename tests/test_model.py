@@ -249,7 +249,7 @@ def test_deep_copies_are_independent():
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    ({"method": "cam"}, "method must be one of cls, .*scm, tscam"),
+    ({"method": "cam"}, "method must be one of cls, lctr, sat, scm, tscam"),
     ({"preset": "mine"}, "preset must be one of paper, official"),
     ({"num_classes": 0}, "num_classes must be a positive integer"),
     ({"class_names": ["a"]}, "class_names must have 5 entries"),

@@ -93,7 +93,7 @@ def _check_sizes(config: ModelConfig, state: dict[str, Tensor], source: Path) ->
     blocks = {int(found[1]) for name in state if (found := re.match(r"backbone\.blocks\.(\d+)\.", name))}
     head = state.get("head.weight")
     present = {
-        "num_classes": None if head is None else head.shape[0],
+        "num_classes": None if "head.bias" not in state else state["head.bias"].shape[0],
         "backbone_options.embed_dim": None if head is None else head.shape[1],
         "backbone_options.depth": len(blocks) or None,
     }

@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import timm.layers
@@ -43,9 +43,9 @@ ROWS = "rows"
 LAYERS = "layers"
 
 
-@dataclass
+@dataclass(frozen=True)
 class AttentionLayer:
-    """What an attention module had, in a recording of `LAYERS`."""
+    """What an attention module had, for those who `measure_layers`."""
 
     tokens: Tensor  # (B, N, D), its input
     q: Tensor  # (B, heads, N, d), as k and v
@@ -71,6 +71,28 @@ def record(kind: str) -> Iterator[list[Any]]:
 def open_recording(kind: str) -> list[Any] | None:
     """The thread's recording of that kind."""
     return getattr(_thread, kind, None)
+
+
+@dataclass
+class _Measurement:
+    measure: Callable[[AttentionLayer], Any]
+    found: list[Any] = field(default_factory=list)
+    tokens: Tensor | None = None  # the input of the layer that is at work
+
+
+@contextlib.contextmanager
+def measure_layers(measure: Callable[[AttentionLayer], Any]) -> Iterator[list[Any]]:
+    """Collect what `measure` makes of each covered attention module that runs inside the `with`.
+
+    Measurements may be nested, and each has all layers.
+    """
+    outer = open_recording(LAYERS) or []
+    measurement = _Measurement(measure)
+    setattr(_thread, LAYERS, [*outer, measurement])
+    try:
+        yield measurement.found
+    finally:
+        setattr(_thread, LAYERS, outer)
 
 
 def record_cls_rows() -> contextlib.AbstractContextManager[list[Tensor]]:
@@ -187,8 +209,9 @@ class _CoveredAttention(nn.Module):
                 rows.append(row)
         dropout = self.attn_drop.p if self.training else 0.0
         x = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
-        if layers := open_recording(LAYERS):
-            layers[-1] = AttentionLayer(layers[-1], q, k, v, self.scale, mask, x)
+        for measurement in open_recording(LAYERS) or ():
+            layer = AttentionLayer(measurement.tokens, q, k, v, self.scale, mask, x)
+            measurement.found.append(measurement.measure(layer))
         return x.transpose(1, 2).flatten(2)
 
     def project_out(self, x: Tensor, gate: Tensor | None) -> Tensor:
@@ -207,9 +230,8 @@ class _CoveredAttention(nn.Module):
 
     def project_in(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x (B, N, D) -> q, k, v (B, heads, N, d), by one projection or three."""
-        layers = open_recording(LAYERS)
-        if layers is not None:
-            layers.append(x)  # `attend` adds the rest
+        for measurement in open_recording(LAYERS) or ():
+            measurement.tokens = x  # `attend` adds the rest
         if self.qkv is None:
             kv_heads = getattr(self, "num_kv_heads", self.num_heads)
             return (

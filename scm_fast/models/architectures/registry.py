@@ -20,6 +20,7 @@ class Features(NamedTuple):
     cls: Tensor  # (B, D), the CLS token
     attention: Tensor | None  # (B, H, W), F0; None where no row was computed
     extra_logits: Tensor | None  # (B, classes), of a classifier inside the backbone (Conformer)
+    own_map: Tensor | None = None  # (B, H, W), what a method reads off the layers itself
 
 
 class Architecture:
@@ -29,6 +30,7 @@ class Architecture:
     variants: of a network that timm does not have, keywords of `kinds[0]` by name.
     classifier: the CLS token's, as weight files name it. dropped: other heads in them that have no use here.
     checkpointing: whether its blocks can be computed again in the backward pass.
+    same_tokens: whether all its layers have the same tokens.
     """
 
     kinds: tuple[type[nn.Module], ...]
@@ -37,6 +39,7 @@ class Architecture:
     classifier = "head"
     dropped: tuple[str, ...] = ("head_dist",)
     checkpointing = True
+    same_tokens = True
 
     def blocks(self, backbone: Backbone) -> list[Any]:
         """Transformer blocks in order, each with its attention as `attn`."""

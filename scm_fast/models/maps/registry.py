@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from ..cls_attention import LAYERS, AttentionLayer, record
+from ..architectures import architecture_of
+from ..cls_attention import AttentionLayer, measure_layers
 from ..outputs import Localization
 
 if TYPE_CHECKING:
@@ -86,17 +87,23 @@ def look(map: Map, model: LocalizationModel, images: Tensor) -> tuple[Localizati
     The memory is that of a forward and, for maps by class, a backward pass: attention matrices are formed for one
     head of one layer at a time.
     """
+    if not architecture_of(model.backbone).same_tokens:
+        raise InputError(
+            f"map {map.name!r} needs layers that all have the same tokens, and those of {model.config.backbone!r} "
+            "have fewer and fewer; leave --map out for the model's own map"
+        )
     with (
         torch.inference_mode(not map.by_class),
         torch.set_grad_enabled(map.by_class),
-        record(LAYERS) as layers,
+        measure_layers(lambda layer: layer) as layers,
     ):
         if map.by_class:
             # Parameters may be without gradients; a graph begins at the images in any case.
             images = images.detach().clone().requires_grad_()
         localization = model(images)
     grid = localization.tokens.shape[-2], localization.tokens.shape[-1]
-    found = _check_layers(map, layers, localization, model, grid)
+    prefix = getattr(model.backbone, "num_prefix_tokens", 1)
+    found = Pass(localization.logits, layers, slice(prefix, prefix + grid[0] * grid[1]), grid)
 
     def maps(classes: Tensor) -> Tensor:
         if not map.by_class:
@@ -107,19 +114,3 @@ def look(map: Map, model: LocalizationModel, images: Tensor) -> tuple[Localizati
             return torch.stack([map.compute(found, score).detach() for score in scores.unbind(1)], dim=1)
 
     return Localization(*(None if part is None else part.detach() for part in localization)), maps  # type: ignore[arg-type]
-
-
-def _check_layers(
-    map: Map,
-    layers: list[AttentionLayer],
-    localization: Localization,
-    model: LocalizationModel,
-    grid: tuple[int, int],
-) -> Pass:
-    if len({layer.q.shape[2] for layer in layers}) != 1:
-        raise InputError(
-            f"map {map.name!r} needs layers that all have the same tokens, and those of {model.config.backbone!r} "
-            "have fewer and fewer; leave --map out for the model's own map"
-        )
-    prefix = getattr(model.backbone, "num_prefix_tokens", 1)
-    return Pass(localization.logits, layers, slice(prefix, prefix + grid[0] * grid[1]), grid)

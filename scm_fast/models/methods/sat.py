@@ -67,23 +67,23 @@ class Sat(Method):
         return {"head": head, "spatial_token": SpatialToken(embed_dim)}
 
     def features(self, model: LocalizationModel, images: Tensor) -> Features:
-        """With the mask as their attention."""
+        """With the mask as their own map."""
         with record(MASKS) as masks:
             architecture, token = architecture_of(model.backbone), cast(SpatialToken, model.spatial_token)()
             features = architecture.features_appending(model.backbone, images, token)
         height, width = features.patches.shape[-2:]
         patches = slice(-1 - height * width, -1)  # between the first tokens and the spatial one
         mask = torch.stack(masks).mean(0)[:, patches].unflatten(1, (height, width))
-        return features._replace(attention=mask)
+        return features._replace(own_map=mask)
 
     def train(self, model: LocalizationModel, features: Features) -> TrainingOutput:
-        assert features.attention is not None
+        assert features.own_map is not None
         semantic = model.head(features.patches)
         if model.calibration is None:
             logits = semantic.mean((2, 3))
         else:
-            logits = model.calibration(semantic, features.attention).logits
-        return TrainingOutput(logits, self.terms(features.attention))
+            logits = model.calibration(semantic, features.own_map).logits
+        return TrainingOutput(logits, self.terms(features.own_map))
 
     def terms(self, mask: Tensor) -> dict[str, Tensor]:
         """Of masks (B, H, W)."""
@@ -95,9 +95,9 @@ class Sat(Method):
         }
 
     def localize(self, model: LocalizationModel, features: Features) -> Localization:
-        assert features.attention is not None
+        assert features.own_map is not None
         logits = model.head(features.patches).mean((2, 3))
-        return Localization(logits, features.attention, None, features.patches)
+        return Localization(logits, features.own_map, None, features.patches)
 
     def published(self, state: dict[str, Tensor]) -> Published | None:
         if "loc_token" not in state:
