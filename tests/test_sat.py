@@ -1,17 +1,23 @@
 """SAT against a literal implementation: attention matrices are formed and their columns multiplied by the mask."""
 
+import csv
+
 import pytest
 import torch
+import torch.multiprocessing as mp
 import torch.nn.functional as F
+from data_folders import write_cub
+from torch.nn.parallel import DistributedDataParallel
 
 from scm_fast import InputError, create_model, load_model, save_model
+from scm_fast.cli import main
 from scm_fast.models.methods.sat import smoothing_kernel
 
 SMALL = {"embed_dim": 48, "depth": 5, "num_heads": 3}
 AREA = 0.3
 
 
-def make_model(name="deit_tiny_patch16_224", classes=5, **options):
+def make_model(name="deit_tiny_patch16_224", classes=5, area=AREA, **options):
     torch.manual_seed(0)
     model = create_model(
         name,
@@ -19,7 +25,7 @@ def make_model(name="deit_tiny_patch16_224", classes=5, **options):
         "sat",
         image_size=(48, 80),
         backbone_options=SMALL,
-        method_options={"area": AREA},
+        method_options={"area": area},
         **options,
     ).double()
     with torch.no_grad():
@@ -206,3 +212,72 @@ def test_a_published_file_is_read(tmp_path):
     torch.save({"model": state}, tmp_path / "broken.pth")
     with pytest.raises(InputError, match=r"1 missing in the file: spatial_token\.position"):
         load_model(tmp_path / "broken.pth")
+
+
+def loss_of(output, labels):
+    return F.cross_entropy(output.logits, labels) + sum(output.terms.values())
+
+
+def parallel_case():
+    # Half of the images are flat, so that the area asked for is between those of the two halves' masks.
+    images = torch.randn(4, 3, 48, 80, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    images[2:] *= 0.01
+    return make_model(area=0.5195).train(), images, torch.tensor([0, 1, 2, 3])
+
+
+def parallel_worker(rank, world, address, found):
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=world)
+    model, images, labels = parallel_case()
+    parallel = DistributedDataParallel(model)  # kept: without it, gradients would not be exchanged
+    output = parallel(images.chunk(world)[rank])
+    loss_of(output, labels.chunk(world)[rank]).backward()
+    if rank == 0:
+        found["area"] = output.terms["area"].item()
+        found.update({name: p.grad.numpy() for name, p in model.named_parameters()})
+    torch.distributed.destroy_process_group()
+
+
+def test_the_area_is_that_of_the_images_of_all_processes(tmp_path):
+    with mp.Manager() as manager:
+        shared = manager.dict()
+        mp.spawn(parallel_worker, (2, f"file://{tmp_path}/store", shared), nprocs=2)
+        found = dict(shared)
+    model, images, labels = parallel_case()
+    output = model(images)
+    loss_of(output, labels).backward()
+    assert found.pop("area") == pytest.approx(output.terms["area"].item(), rel=1e-12)
+    halves = [model(half).terms["area"].item() for half in images.chunk(2)]
+    assert abs(sum(halves) / 2 - output.terms["area"].item()) > 1e-4  # each for itself would be another loss
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(torch.from_numpy(found[name]), parameter.grad, msg=name)
+
+
+def test_training_logs_every_term(tmp_path):
+    options = {
+        "method": "sat",
+        "method-options": "{area: 0.3}",
+        "backbone": "vit_tiny_patch16_224",
+        "backbone-options": "{patch_size: 16, embed_dim: 32, depth: 3, num_heads: 2}",
+        "pretrained": "false",
+        "image-size": "32",
+        "epochs": "1",
+        "warmup-epochs": "0",
+        "global-batch": "8",
+        "micro-batch": "3",
+        "workers": "0",
+        "device": "cpu",
+        "report": "false",
+        "data": str(write_cub(tmp_path / "CUB")),
+        "out": str(tmp_path / "run"),
+    }
+    assert main(["train", *(word for name, value in options.items() for word in (f"--{name}", value))]) == 0
+    steps = list(csv.DictReader((tmp_path / "run" / "steps.csv").open()))
+    terms = ["loss_classification", "loss_area", "loss_binarisation"]
+    for step in steps:
+        assert sum(float(step[term]) for term in terms) == pytest.approx(float(step["loss"]), rel=1e-5)
+    epoch = next(csv.DictReader((tmp_path / "run" / "log.csv").open()))
+    for name in ("loss", *terms):
+        mean = sum(float(step[name]) for step in steps) / len(steps)
+        assert float(epoch[f"train_{name}"]) == pytest.approx(mean, rel=1e-5)
+    assert load_model(tmp_path / "run" / "last").method.area == 0.3

@@ -72,7 +72,7 @@ class CueDiggingHead(nn.Module):
 
 
 def pooling_weights(X: Tensor) -> Tensor:
-    """(H, W) for X (B, D, H, W): of each entry of S in the mean of its 3x3 average, where the edge counts what is outside as 0."""
+    """(H, W) for X (B, D, H, W): of an entry of S in the mean of its 3x3 averages; what is outside counts as 0."""
     windows = F.avg_pool2d(X.new_ones(1, 1, *X.shape[-2:]), 3, stride=1, padding=1)[0, 0]
     return windows / windows.numel()
 
