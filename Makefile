@@ -12,32 +12,41 @@ installed := $(VENV)/.installed
 export PATH := $(abspath $(bin)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test quick-test lint coverage clean-demo
+.PHONY: help demo install test quick-test lint bench-smoke coverage clean-demo
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 $(installed): pyproject.toml constraints.txt
 	@echo "== making the virtual environment $(VENV) (torch is large: some minutes)"
-	@$(PYTHON) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' || \
-		{ echo "make: $(PYTHON) must be Python 3.10 or later with venv (Debian: apt install python3-venv)" >&2; exit 2; }
+	@$(PYTHON) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "make: $(PYTHON) must be Python 3.11 or later with venv (Debian: apt install python3-venv)" >&2; exit 2; }
 	@$(PYTHON) -m venv $(VENV)
 	@$(bin)/python -m pip install --quiet --disable-pip-version-check -e ".[dev,onnx,plots,tensorboard]" -c constraints.txt
 	@touch $@
 
 install: $(installed) ## the virtual environment alone, in .venv
 
+# QUICK=1: every step of the demo in a minute, with a network too small and too short a training to localise well.
+ifdef QUICK
+demo := runs/quick-demo
+demo_options := --pretraining "{}" --epochs 1 --image-size 96 \
+	--backbone-options "{patch_size: 16, embed_dim: 48, depth: 2, num_heads: 2}"
+else
+demo := runs/demo
+endif
+
 demo: $(installed) ## train TS-CAM and SCM on the built-in set, evaluate and compare them: minutes on 2 cores
 	@echo "== training TS-CAM, the baseline, on the built-in set (a finished or stopped run goes on where it was)"
-	@scm-fast train --method tscam --out runs/demo-tscam --resume auto
+	@scm-fast train --method tscam --out $(demo)-tscam --resume auto $(demo_options)
 	@echo "== training SCM at the same budget"
-	@scm-fast train --method scm --out runs/demo-scm --resume auto
+	@scm-fast train --method scm --out $(demo)-scm --resume auto $(demo_options)
 	@echo "== comparison"
-	@scm-fast compare runs/demo-tscam runs/demo-scm --maps runs/demo.png
-	@echo "reports: runs/demo-tscam/evaluation/report.html runs/demo-scm/evaluation/report.html"
+	@scm-fast compare $(demo)-tscam $(demo)-scm --maps $(demo).png
+	@echo "reports: $(demo)-tscam/evaluation/report.html $(demo)-scm/evaluation/report.html"
 
-clean-demo: ## forget the demo's runs
-	rm -rf runs/demo-tscam runs/demo-scm
+clean-demo: ## forget the demo's runs (QUICK=1: those of the quick one)
+	rm -rf $(demo)-tscam $(demo)-scm
 
 test: $(installed) ## all tests
 	@echo "== tests (make quick-test leaves out the slow ones)"
@@ -53,6 +62,10 @@ lint: $(installed) ## formatting, lint and types
 	@ruff format --check .
 	@ruff check .
 	@mypy
+
+bench-smoke: $(installed) ## one small case of every benchmark, once: that they run, not how fast
+	@echo "== one case of every benchmark"
+	@pytest bench/ --benchmark-only --smoke -q
 
 coverage: $(installed) ## all tests, and the share of lines that they run
 	@pytest $(PYTEST) --cov --cov-report=term

@@ -42,6 +42,6 @@ def test_activation_diffusion(compare, device, full, mode, batch, side):
 
     compiling = full or (mode, batch, side) == ("both", *FIRST)
     found = across_backends(make, device, compiling=compiling)
-    found = proven(found, doutput, compared=2)  # those by lam and beta nearly cancel
+    found = proven(found, doutput, compared=3)  # that by beta nearly cancels in float32
     case = Case("activation_diffusion", mode, batch, None, side, side, "float32", "4 blocks of p = 4")
     compare(case, tasks(found, mode, doutput))

@@ -67,7 +67,7 @@ def reference_not_run(batch: int, tokens: int, device: torch.device) -> str:
 
 
 @pytest.mark.parametrize(("mode", "batch", "classes", "side"), SHAPES)
-def test_spatial_calibration(compare, device, full, mode, batch, classes, side):
+def test_spatial_calibration(compare, device, full, limits, mode, batch, classes, side):
     not_run = reference_not_run(batch, side**2, device)
     if not_run:
         prove_on_one_image(classes, side, device)
@@ -75,10 +75,10 @@ def test_spatial_calibration(compare, device, full, mode, batch, classes, side):
     dlogits = gradient_of_logits(S)
     compiling = full or (mode, batch, classes, side) == ("both", *FIRST)
     found = across_backends(maker(S, F), device, compiling=compiling, reference_not_run=not_run)
-    found = proven(found, dlogits, compared=2)  # those by lam and beta nearly cancel
+    found = proven(found, dlogits, compared=3)  # that by beta nearly cancels in float32
     case = Case("spatial_calibration", mode, batch, classes, side, side, "float32")
     measured = compare(case, tasks(found, mode, dlogits))
-    if mode == "both" and (batch, classes, side) in LEAST_SPEEDUP:
+    if limits and mode == "both" and (batch, classes, side) in LEAST_SPEEDUP:
         ours, working = fastest_backend(device), measured.working_bytes
         assert measured.ratio("reference", ours) >= LEAST_SPEEDUP[batch, classes, side]
         assert working["reference"] >= LEAST_MEMORY_RATIO * working[ours]
@@ -88,22 +88,24 @@ def prove_on_one_image(classes: int, side: int, device: torch.device) -> None:
     """The proof for grids whose reference is too slow to run as it is timed: one image, block and iteration."""
     S, F = maps(1, classes, side, device)
     make = maker(S, F, num_blocks=1, iterations=1)
-    proven(across_backends(make, device, compiling=False), gradient_of_logits(S), compared=2)
+    proven(across_backends(make, device, compiling=False), gradient_of_logits(S), compared=3)
 
 
-def test_growth_with_the_number_of_tokens(compare, device):
+@pytest.mark.parametrize("batch", [8, 64])  # mostly overhead, and mostly work
+def test_growth_with_the_number_of_tokens(compare, device, limits, batch):
     """All sizes take turns, so that their ratio is as sure as that of two backends."""
     backend = fastest_backend(device)
     both: dict[str, Task] = {}
     for side in (56, 14):
-        S, F = maps(8, 200, side, device)
+        S, F = maps(batch, 200, side, device)
         implementation = maker(S, F)(backend)
         dlogits = gradient_of_logits(S)
         proven({backend: implementation}, dlogits)
         both[f"{backend}, {side} x {side}"] = implementation.task("both", dlogits)
-    case = Case("spatial_calibration", "both", 8, 200, dtype="float32", variant="growth with the tokens")
+    case = Case("spatial_calibration", "both", batch, 200, dtype="float32", variant="growth with the tokens")
     large, small = both
-    assert compare(case, both, base=large, memory=False).ratio(large, small) <= MOST_GROWTH
+    measured = compare(case, both, base=large, memory=False)
+    assert not limits or measured.ratio(large, small) <= MOST_GROWTH
 
 
 @pytest.mark.full

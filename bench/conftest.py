@@ -2,12 +2,14 @@
 
 --device cuda      on the GPU (default: cpu)
 --full             all shapes, and everything compiled; without it, at most 5 minutes on two quiet cores
+--smoke            the smallest case of every file, one round, no limits: whether the benchmarks run at all
 --results FILE     the table as CSV as well
 """
 
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -40,6 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("scm_fast benchmarks")
     group.addoption("--device", choices=["cpu", "cuda"], default="cpu", help="where to measure")
     group.addoption("--full", action="store_true", help="all shapes; takes hours on a CPU")
+    group.addoption("--smoke", action="store_true", help="the smallest case of every file, one round")
     group.addoption("--results", type=Path, metavar="FILE.csv", help="write the table of results there")
 
 
@@ -59,8 +62,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.option.full:
         return
     left_out = [item for item in items if item.get_closest_marker("full")]
+    if config.option.smoke:
+        left_out = [item for item in items if item not in _smallest_cases(items, left_out)]
     items[:] = [item for item in items if item not in left_out]
     config.hook.pytest_deselected(items=left_out)
+
+
+def _smallest_cases(items: list[pytest.Item], left_out: list[pytest.Item]) -> list[pytest.Item]:
+    """Of the first test of every file, the case whose numbers (batch, classes, side) have the least product."""
+    found: dict[Path, pytest.Function] = {}
+    for item in (item for item in items if item not in left_out):
+        assert isinstance(item, pytest.Function)
+        best = found.setdefault(item.path, item)
+        if item.originalname == best.originalname and _size(item) < _size(best):
+            found[item.path] = item
+    return list(found.values())
+
+
+def _size(item: pytest.Function) -> int:
+    parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    return math.prod(value for value in parameters if isinstance(value, int))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -96,11 +117,17 @@ def full(pytestconfig: pytest.Config) -> bool:
 
 
 @pytest.fixture(scope="session")
+def limits(pytestconfig: pytest.Config) -> bool:
+    """Whether what was measured must reach what is promised: not after a single round."""
+    return not pytestconfig.option.smoke
+
+
+@pytest.fixture(scope="session")
 def common_columns() -> dict[str, str]:
     """Columns of the table that are the same for the whole run."""
     found = versions()
     named = {name: found[name] or "" for name in ("python", "torch", "triton", "scm_fast")}
-    today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
     return {**named, "commit": commit(), "date": today}
 
 
@@ -134,6 +161,8 @@ def compare(benchmark, pytestconfig, device, device_meter, common_columns) -> Ca
         ready = {name: task for name, task in tasks.items() if isinstance(task, Task)}
         baseline = base if base in ready else None
         seconds = SECONDS_OF_FULL if pytestconfig.option.full else SECONDS
+        if pytestconfig.option.smoke:
+            seconds, min_rounds = 0.0, 1
         measured = benchmark.pedantic(
             measure, (ready, meter, baseline, seconds, memory, min_rounds), rounds=1, iterations=1
         )

@@ -3,17 +3,20 @@
 Asked for in three ways, the first that says something wins: the `backend=` argument, `with use_backend(...)`,
 the environment variable `SCM_FAST_BACKEND`; `auto` says nothing. A backend that was asked for and cannot serve
 is an error with the reason; where nobody asks, the fastest that can is taken, and `available_backends()` says why.
+`custom_op` is how an op is registered with PyTorch: autograd and `torch.compile` see it as one operation.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
+import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from itertools import islice
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 
@@ -133,3 +136,36 @@ def available_backends() -> dict[str, str]:
     {'reference': '', 'torch': '', 'triton': 'no CUDA or ROCm device is available'}
     """
     return {name: why_not(name) for name in BACKENDS}
+
+
+def custom_op(name: str) -> Callable:
+    """`torch.library.custom_op("scm_fast::name")` whose body ignores autocast: fields stay in float32.
+
+    PyTorch gives an op tensors and plain values only. A parameter of the body whose type is a NamedTuple stands
+    for its fields: callers spread it, `op(S, *settings)`, and the body receives it whole.
+    """
+
+    def register(body: Callable):
+        kinds = get_type_hints(body)
+        result = kinds.pop("return")
+        fields: dict[str, Any] = {}
+        for parameter, kind in kinds.items():
+            fields |= get_type_hints(kind) if hasattr(kind, "_fields") else {parameter: kind}
+
+        def flat_body(*values):
+            rest = iter(values)
+            arguments = [
+                kind(*islice(rest, len(kind._fields))) if hasattr(kind, "_fields") else next(rest)
+                for kind in kinds.values()
+            ]
+            with torch.autocast(values[0].device.type, enabled=False):
+                return body(*arguments)
+
+        parameters = [
+            inspect.Parameter(field, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=kind)
+            for field, kind in fields.items()
+        ]
+        flat_body.__signature__ = inspect.Signature(parameters, return_annotation=result)  # type: ignore[attr-defined]
+        return torch.library.custom_op(f"scm_fast::{name}", flat_body, mutates_args=())
+
+    return register

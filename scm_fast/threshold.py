@@ -8,21 +8,21 @@ another, so the three travel together: in a model's `config.json`, in `metrics.j
 |-------------|------------------------------------------|------------------------------------|
 | `global`    | value                                    | in [0, 1), the same for all images |
 | `deviation` | mean + value * standard deviation        | any number                         |
-| `between`   | mean + value * (Otsu's threshold - mean) | any number; 0 the mean, 1 Otsu's   |
 | `geometric` | value * sqrt(mean * Otsu's threshold)    | any number; 1 their geometric mean |
+| `between`   | mean + value * (Otsu's threshold - mean) | any number; 0 the mean, 1 Otsu's   |
 
 It is written `between:0.2`; a number alone is a global threshold.
 
-Boxes choose a value best. Without boxes the images do, by how well a cut separates the network's own tokens: a map
-that is cut into object and background also cuts the patch tokens in two groups. The share of the tokens' variance
-that the two groups explain,
+Boxes choose a value best. Without boxes the images do, by how well a cut of the map also cuts the network's own
+patch tokens. Tokens x_i, centred per image, are a graph with the weights A_ij = max(0, cos(x_i, x_j)). A cut that
+leaves similar tokens together keeps most of the weight that its two parts have within themselves:
 
-    n / (c (n - c)) * |sum of x over the object|^2 / sum of |x|^2
+    separation = (within(object) / of(object) + within(rest) / of(rest)) / 2
 
-with n tokens x of D channels, centred per image, and c of them in the object, is highest where object and
-background differ most, whatever they look like. Its mean over images, as a function of the rule's value, has a
-peak near the value that boxes would choose: never far off, but for some networks and objects too low. So what is
-used lies halfway between the default, which serves all, and the peak.
+where within(P) is the sum of A_ij over i, j in P and of(P) that over i in P and all j. It is 1 - Ncut / 2, with the
+normalised cut of Shi and Malik (2000), and in [0, 1]. Its mean over images, as a function of the rule's value, has
+a peak near the value that boxes would choose. The peak of few images is noise, so the default counts as
+`DEFAULT_COUNTS` images more.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def to_uint8(scores: NDArray) -> NDArray[np.uint8]:
 RULES: dict[str, Callable[[MapStatistics, Numbers], Numbers]] = {
     "global": lambda maps, value: value + 0 * maps.mean,
     "deviation": lambda maps, value: maps.mean + value * maps.std,
-    "between": lambda maps, value: maps.mean + value * (maps.otsu - maps.mean),
     "geometric": lambda maps, value: value * np.sqrt(maps.mean * maps.otsu),
+    "between": lambda maps, value: maps.mean + value * (maps.otsu - maps.mean),
 }
 BEST = "best"  # in place of a rule: the one that serves best
 
@@ -169,11 +169,15 @@ def threshold_to_use(stored: Threshold | None, given: float | str | Threshold | 
 
 _STEP = 0.1
 SEPARATION_VALUES = np.round(np.arange(-0.5, 1.2 + _STEP / 2, _STEP), 1)  # (K,), of the default's rule
-FEWEST_IMAGES = 10  # images; of fewer the peak is anywhere
+FEWEST_IMAGES = 10  # of fewer the peak is anywhere
+DEFAULT_COUNTS = (
+    20  # images: what the peaks of 20 differ by among themselves, those of networks differ by, too
+)
+_GRAPH_ELEMENTS = 1 << 24  # of the images whose graphs are made at once
 
 
 def token_separation(maps: NDArray, tokens: Tensor) -> NDArray[np.float32]:
-    """The share that the two parts explain at each of K `SEPARATION_VALUES`, (B, K); 0 where a part is empty.
+    """How well the two parts separate the tokens at each of K `SEPARATION_VALUES`, (B, K); 0 where a part is empty.
 
     maps: (B, H, W), activation maps on the token grid.
     tokens: (B, D, H, W), on any device.
@@ -181,14 +185,25 @@ def token_separation(maps: NDArray, tokens: Tensor) -> NDArray[np.float32]:
     scores = np.stack([normalize_map(np.asarray(m, dtype=np.float64)) for m in maps])
     statistics = MapStatistics(*np.array([map_statistics(s) for s in scores]).T[:, :, None])  # each (B, 1)
     cuts = np.asarray(RULES[DEFAULT_THRESHOLD.rule](statistics, SEPARATION_VALUES))  # (B, K)
-    inside = torch.from_numpy(scores.reshape(len(maps), 1, -1) > cuts[:, :, None]).to(tokens.device)
+    inside = torch.from_numpy(scores.reshape(len(maps), 1, -1) > cuts[:, :, None]).to(tokens.device).float()
     x = tokens.float().flatten(2)
-    x = x - x.mean(2, keepdim=True)
+    x = torch.nn.functional.normalize(x - x.mean(2, keepdim=True), dim=1)
+    at_once = max(1, _GRAPH_ELEMENTS // x.shape[2] ** 2)
+    parts = zip(inside.split(at_once), x.split(at_once), strict=True)
+    return torch.cat([_separation(*part) for part in parts]).cpu().numpy()
+
+
+def _separation(inside: Tensor, x: Tensor) -> Tensor:
+    """(B, K), of K cuts (B, K, N), 1 in the object and 0 elsewhere, of unit tokens (B, D, N)."""
+    graph = (x.transpose(1, 2) @ x).clamp_(min=0)  # (B, N, N)
+    towards_object = inside @ graph  # (B, K, N), the weight between the object and each token
+    within_object = (towards_object * inside).sum(2)
+    of_object = towards_object.sum(2)
+    of_rest = graph.sum((1, 2))[:, None] - of_object
+    within_rest = of_rest - (of_object - within_object)
+    separation = (within_object / of_object + within_rest / of_rest) / 2
     count = inside.sum(2)
-    summed = torch.einsum("bkn,bdn->bkd", inside.float(), x)
-    n = x.shape[2]
-    explained = n * summed.square().sum(2) / (count * (n - count)) / x.square().sum((1, 2))[:, None]
-    return torch.where((count > 0) & (count < n), explained, 0).nan_to_num(0, 0, 0).cpu().numpy()
+    return torch.where((count > 0) & (count < inside.shape[2]), separation, 0).nan_to_num(0, 0, 0)
 
 
 class UnboxedChoice(NamedTuple):
@@ -199,18 +214,20 @@ class UnboxedChoice(NamedTuple):
 
 
 def choose_unboxed(separation: NDArray, interpolation: str = "cubic") -> UnboxedChoice:
-    """By the separation (N, K) of N images: halfway from the default to the peak; of few images the default."""
+    """By the separation (N, K) of N images: the peak, drawn towards the default; of few images the default."""
     telling = separation[separation.any(axis=1)]
     default = DEFAULT_THRESHOLD
-    if len(telling) < FEWEST_IMAGES:
+    count = len(telling)
+    if count < FEWEST_IMAGES:
         threshold = Threshold(default.value, default.rule, interpolation)
         return UnboxedChoice(
             threshold,
-            f"the default: {len(telling)} images are too few to choose by, {FEWEST_IMAGES} are needed",
+            f"the default: {count} images are too few to choose by, {FEWEST_IMAGES} are needed",
         )
-    value = (default.value + separation_peak(telling.mean(axis=0, dtype=np.float64))) / 2
+    peak = separation_peak(telling.mean(axis=0, dtype=np.float64))
+    value = (DEFAULT_COUNTS * default.value + count * peak) / (DEFAULT_COUNTS + count)
     threshold = Threshold(round(value, 3), default.rule, interpolation)
-    return UnboxedChoice(threshold, f"chosen without boxes, by the tokens of {len(telling)} images")
+    return UnboxedChoice(threshold, f"chosen without boxes, by the tokens of {count} images")
 
 
 def separation_peak(curve: NDArray) -> float:

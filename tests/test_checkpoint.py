@@ -155,7 +155,7 @@ def test_a_broken_config_is_named(tmp_path):
         ({"threshold": 1.5}, r"config\.json: threshold must be in \[0, 1\), got 1.5"),
         (
             {"threshold": {"value": 0.2, "rule": "best"}},
-            "threshold rule must be one of global, deviation, between, geometric, got 'best'",
+            "threshold rule must be one of global, deviation, geometric, between, got 'best'",
         ),
         ({"threshold": {"value": 0.2, "interpolation": "area"}}, "one of cubic, linear, got 'area'"),
         ({"threshold": {"valu": 0.2}}, r"threshold must be in \[0, 1\), got \{'valu': 0.2\}"),

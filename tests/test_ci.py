@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
-TARGETS = ("lint", "test")
+TARGETS = ("lint", "test", "bench-smoke", "clean-demo", "demo")
 
 
 @pytest.fixture
@@ -57,11 +57,21 @@ def test_ci_fails_when_too_many_tests_are_skipped(stand_ins):
 
 @pytest.mark.parametrize(
     ("target", "failing"),
-    [("test", "pytest"), ("lint", "mypy"), ("lint", "ruff format"), ("lint", "ruff check")],
+    [
+        ("test", "pytest"),
+        ("lint", "mypy"),
+        ("lint", "ruff format"),
+        ("lint", "ruff check"),
+        ("bench-smoke", "pytest"),
+        ("demo", "scm-fast train"),
+        ("demo", "scm-fast compare"),
+    ],
 )
 def test_a_target_fails_with_each_of_its_programs(stand_ins, tmp_path, target, failing):
     for fails in (False, True):
-        environment, calls = stand_ins(("pytest", "ruff", "mypy"), f'"{failing}"*' if fails else "")
+        environment, calls = stand_ins(
+            ("pytest", "ruff", "mypy", "scm-fast"), f'"{failing}"*' if fails else ""
+        )
         command = ["make", "-C", ROOT, target, f"VENV={tmp_path / 'environment'}"]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert (done.returncode != 0) == fails, done.stderr

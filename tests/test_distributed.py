@@ -21,18 +21,18 @@ def two_gpus(monkeypatch):
     return done
 
 
-@pytest.mark.parametrize("device", ["cuda", "auto"])
-def test_each_process_takes_its_own_gpu(two_gpus, device):
-    assert distributed.start_processes(device) == torch.device("cuda:1")
+@pytest.mark.parametrize("given", ["cuda", "auto"])
+def test_each_process_takes_its_own_gpu(two_gpus, given):
+    assert distributed.start_processes(given) == torch.device("cuda:1")
     assert two_gpus == ["cuda:1", "cpu:gloo,cuda:nccl"]
 
 
-@pytest.mark.parametrize("device", ["cuda:0", "cuda:1"])
-def test_one_gpu_for_all_processes_is_refused(two_gpus, device):
+@pytest.mark.parametrize("given", ["cuda:0", "cuda:1"])
+def test_one_gpu_for_all_processes_is_refused(two_gpus, given):
     with pytest.raises(
-        InputError, match=rf"--device {device}: 2 processes .* one GPU. Give --device cuda, and"
+        InputError, match=rf"--device {given}: 2 processes .* one GPU. Give --device cuda, and"
     ):
-        distributed.start_processes(device)
+        distributed.start_processes(given)
     assert two_gpus == []
 
 

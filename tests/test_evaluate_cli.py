@@ -391,7 +391,7 @@ def test_a_choice_by_rule_is_the_best_of_it_on_the_held_out_images(
         assert f"threshold {rule}:" in shown
         assert "without boxes to choose by (protocol unboxed): GT-Known" in shown
     whole = read(alone[1])[0]
-    winner = max(("geometric", "between", "deviation", "global"), key=lambda rule: best[rule][0])
+    winner = max(("between", "geometric", "deviation", "global"), key=lambda rule: best[rule][0])
     assert (whole["threshold_rule"], whole["threshold"]) == (winner, pytest.approx(best[winner][1]))
     # The price of having no boxes stands beside it, and is what the protocol gives by itself.
     in_process(*common, "--protocol", "unboxed", "--out", tmp_path / "unboxed")
@@ -601,7 +601,7 @@ def test_protocols_and_strategies_change_the_result_and_say_so(in_process, alone
         (["--protocol", "fixed", "--threshold", "1"], r"threshold must be in \[0, 1\), got 1.0"),
         (
             ["--protocol", "fixed", "--threshold", "x:1"],
-            "rule must be one of global, deviation, between, geometric, got 'x'",
+            "rule must be one of global, deviation, geometric, between, got 'x'",
         ),
         (["--protocol", "fixed", "--threshold", "between"], "such as between:0.3, got 'between'"),
         (["--protocol", "fixed", "--threshold", "between:nan"], "a finite number, got nan"),

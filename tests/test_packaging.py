@@ -35,6 +35,18 @@ def test_pre_commit_has_the_pinned_ruff():
     }
 
 
+def test_lower_bounds_are_the_versions_that_are_tested():
+    """The minor version, or where minor versions are years apart (timm) the whole."""
+    pins = re.findall(r"^([\w.-]+)==(.+)$", (ROOT / "constraints.txt").read_text(), re.M)
+    tested = {canonical(name): version for name, version in pins}
+    project = (ROOT / "pyproject.toml").read_text().split("[project]")[1].split("[project.scripts]")[0]
+    bounds = re.findall(r'"([\w-]+)>=([\d.]+)[";]', project)
+    assert len(bounds) > 20
+    for name, bound in bounds:
+        version = tested[canonical(name)]
+        assert bound in (version, ".".join(version.split(".")[: 3 if name == "timm" else 2])), name
+
+
 def test_every_package_folder_is_packaged():
     listed = re.search(r"^packages = \[(.*?)\]", (ROOT / "pyproject.toml").read_text(), re.M | re.S)[1]
     here = {

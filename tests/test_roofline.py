@@ -78,7 +78,7 @@ def test_fused_bytes_by_hand():
         B * N * (1 + 2) + 2 * L + B * N * (2 + L) + B * lanes * 5,  # F, edges -> attention, gain, f
         S + B * N + B * C,  # S, gain -> logits
         S + B * C + B * N,  # S, dlogits -> dgain
-        B * N * (1 + 2 + L + 1) + 2 * L + B * N * 3 + 2 * B * L + B * lanes * (10 + L + 7),
+        B * N * (1 + 2 + L + 1) + 2 * L + B * N * 3 + 2 * B * L + B * lanes * (10 + L + 2 * 7),
         S + 2 * B * edges + 2 * B * N + B * C + 2 * B * L + S + 2 * L,  # S, dedges, gain, dlogits -> dS
     ]
     found = model(Step(B, C, (7, 13), (3, 1))).ways[-1]

@@ -149,7 +149,7 @@ def test_figures_at_a_threshold_are_those_of_its_curve_and_its_boxes_the_localiz
 
 def test_heldout_takes_the_best_rule_and_of_equals_the_first_and_the_middle(measured):
     _, metrics = measured
-    best = {rule: metrics.best("gt_known", rule) for rule in ("geometric", "between", "deviation", "global")}
+    best = {rule: metrics.best("gt_known", rule) for rule in ("between", "geometric", "deviation", "global")}
     highest = max(value for value, _ in best.values())
     winner = next(rule for rule, (value, _) in best.items() if value == highest)
     result = protocols.heldout(metrics, metrics)
@@ -162,7 +162,7 @@ def test_heldout_takes_the_best_rule_and_of_equals_the_first_and_the_middle(meas
         curve = metrics.rule_curves[rule]["gt_known"]
         equals = [v for v, hits in zip(metrics.values(rule), curve, strict=True) if hits == max(curve)]
         assert protocols.heldout(metrics, metrics, rule).threshold.value == equals[len(equals) // 2]
-    with pytest.raises(InputError, match="best, geometric, between, deviation, global, got 'otsu'"):
+    with pytest.raises(InputError, match="best, between, geometric, deviation, global, got 'otsu'"):
         protocols.heldout(metrics, metrics, "otsu")
 
 
@@ -170,28 +170,33 @@ def test_heldout_takes_the_best_rule_and_of_equals_the_first_and_the_middle(meas
 
 
 def literal_separation(activation, tokens):
-    """Of one image (H, W), (D, H, W): the variance within and between the two parts, by loops."""
+    """Of one image (H, W), (D, H, W): 1 - Ncut / 2, by loops over pairs of tokens."""
     scores = (activation - activation.min()) / (activation.max() - activation.min())
     otsu = cv2.threshold((scores * 255).astype(np.uint8), 0, 255, cv2.THRESH_OTSU)[0] / 255
     x = tokens.reshape(len(tokens), -1).T  # tokens by channels
-    total = sum(((token - x.mean(0)) ** 2).sum() for token in x)
+    x = x - x.mean(0)
     shares = []
     for value in SEPARATION_VALUES:
         inside = scores.ravel() > scores.mean() + value * (otsu - scores.mean())
-        within = 0
-        for part in (x[inside], x[~inside]):
-            within += sum(((token - part.mean(0)) ** 2).sum() for token in part)
-        shares.append(1 - within / total if inside.any() and not inside.all() else 0)
+        cut, of_part = 0.0, {True: 0.0, False: 0.0}
+        for i, a in zip(inside, x, strict=True):
+            for j, b in zip(inside, x, strict=True):
+                weight = max(0, a @ b / np.sqrt(a @ a) / np.sqrt(b @ b))
+                of_part[bool(i)] += weight
+                cut += weight if i and not j else 0
+        empty = inside.all() or not inside.any()
+        shares.append(0 if empty else 1 - cut / of_part[True] / 2 - cut / of_part[False] / 2)
     return shares
 
 
-@pytest.mark.parametrize("grid", [(14, 14), (7, 13), (2, 2)], ids=str)
-def test_separation_is_the_share_of_variance_that_the_parts_explain(grid):
+@pytest.mark.parametrize("grid", [(6, 6), (3, 7), (2, 2)], ids=str)
+def test_separation_is_the_normalised_cut_of_the_tokens(grid, monkeypatch):
+    monkeypatch.setattr("scm_fast.threshold._GRAPH_ELEMENTS", 3000)  # a graph of 6 x 6 tokens has 1,296
     rng = np.random.default_rng(0)
-    maps, tokens = rng.normal(-3, 1, (4, *grid)), rng.normal(5, 2, (4, 6, *grid))
+    maps, tokens = rng.normal(-3, 1, (5, *grid)), rng.normal(5, 2, (5, 6, *grid))
     tokens[1] += 4 * maps[1]
     found = token_separation(maps.astype(np.float32), torch.tensor(tokens, dtype=torch.float32))
-    assert found.shape == (4, len(SEPARATION_VALUES))
+    assert found.shape == (5, len(SEPARATION_VALUES))
     for row, activation, of_image in zip(found, maps.astype(np.float32), tokens, strict=True):
         assert row == pytest.approx(literal_separation(activation.astype(np.float64), of_image), abs=1e-5)
     assert (SEPARATION_VALUES[0], SEPARATION_VALUES[-1], len(SEPARATION_VALUES)) == (-0.5, 1.2, 18)
@@ -223,12 +228,13 @@ def test_a_peak_lies_between_the_values():
     assert separation_peak(np.zeros(len(SEPARATION_VALUES))) == -0.5  # a flat curve is refused before
 
 
-def test_the_choice_is_halfway_from_the_default_to_the_peak():
+def test_the_choice_goes_from_the_default_to_the_peak_as_images_grow_many():
     assert str(DEFAULT_THRESHOLD) == "between:0.2"
     curve = 1 - (SEPARATION_VALUES - 0.5) ** 2
-    choice = choose_unboxed(np.tile(curve, (FEWEST_IMAGES, 1)))
-    assert choice.threshold == Threshold(0.35, "between")
-    assert f"{FEWEST_IMAGES} images" in choice.reason
+    for count, value in {FEWEST_IMAGES: 0.3, 20: 0.35, 100: 0.45, 10_000: 0.499}.items():
+        choice = choose_unboxed(np.tile(curve, (count, 1)))
+        assert choice.threshold == Threshold(value, "between")
+        assert f"{count} images" in choice.reason
     assert choose_unboxed(np.tile(curve, (FEWEST_IMAGES, 1)), "linear").threshold.interpolation == "linear"
     # Images that say nothing do not count.
     few = np.concatenate([np.tile(curve, (FEWEST_IMAGES - 1, 1)), np.zeros((5, len(SEPARATION_VALUES)))])

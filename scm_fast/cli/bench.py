@@ -138,5 +138,5 @@ def _default_results(device: str) -> Path:
         commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):  # a source archive
         commit = ""
-    date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    date = datetime.datetime.now(datetime.UTC).date().isoformat()
     return RESULTS / ("-".join(filter(None, (device, date, commit))) + ".csv")

@@ -49,8 +49,8 @@ DELTAS = (0.3, 0.5, 0.7)
 # Values of the rules of each image's own that curves are over; those of `global` are the evaluator's thresholds.
 RULE_VALUES = {
     "deviation": np.round(np.arange(-1, 2.01, 0.05), 2),
-    "between": np.round(np.arange(-1, 1.51, 0.05), 2),
     "geometric": np.round(np.arange(0, 2.01, 0.05), 2),
+    "between": np.round(np.arange(-1, 1.51, 0.05), 2),
 }
 KINDS = ("correct", "class", "multi_instance", "part", "more", "region")
 # IoU is needed for every image and level; a chunk of images at a time keeps the scratch memory at some MB.

@@ -22,11 +22,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..backends import implementation, op_backend
+from ..backends import custom_op, implementation, op_backend
 from ..errors import InputError
 from . import diffusion_blocks
 from .diffusion_blocks import Blocks, images_first, tokens_first
-from .registration import custom_op
 
 SOLVERS = ("stencil", "dense")
 # 2^p fields are walked back by the stencil: beyond this the matrices are smaller.

@@ -13,10 +13,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..backends import implementation, op_backend
+from ..backends import custom_op, implementation, op_backend
 from ..errors import InputError
 from .diffusion_fields import field_dtype
-from .registration import custom_op
 
 # Elements of S that the torch implementation takes at a time, so that products stay in the cache.
 _CHUNK = 1 << 18

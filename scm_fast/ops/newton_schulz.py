@@ -29,9 +29,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..backends import implementation, op_backend
+from ..backends import custom_op, implementation, op_backend
 from ..errors import InputError
-from .registration import custom_op
 
 
 def newton_schulz(

@@ -14,11 +14,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..backends import implementation, op_backend
+from ..backends import custom_op, implementation, op_backend
 from ..errors import InputError
 from .diffusion_fields import field_dtype
 from .edge_similarity import image_chunks
-from .registration import custom_op
 
 
 def pooling(S: Tensor, weight: Tensor, backend: str = "auto") -> Tensor:

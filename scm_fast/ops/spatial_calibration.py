@@ -13,11 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..backends import implementation
+from ..backends import custom_op, implementation
 from . import activation_diffusion
 from .activation_diffusion import Settings, in_one_launch, plan
 from .diffusion_fields import field_dtype
-from .registration import custom_op
 
 
 @custom_op("spatial_calibration")

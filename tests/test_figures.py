@@ -1,0 +1,43 @@
+"""Figures in README.md are those of the stored table, and its split of CUB is made by the command it names."""
+
+import re
+from pathlib import Path
+
+import readme_tables
+from data_folders import write_cub
+from make_development_split import make_split
+
+from scm_fast.data import open_dataset
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+COSTS = README.split("\n## What it costs\n")[1].split("\n## ")[0]
+
+
+def test_every_row_of_the_speed_tables_is_of_the_stored_table():
+    stored = readme_tables.newest_table()
+    expected = [*readme_tables.module_table(stored), *readme_tables.parts_table(stored)]
+    assert [line for line in COSTS.splitlines() if line.startswith("|")] == expected
+
+
+def test_ratios_in_the_text_are_of_the_stored_table():
+    """`6.8x`, `3.92 times`: everything outside the tables that says how many times."""
+    stored = readme_tables.newest_table()
+    ratios = [row.ratio_p50 for row in stored if row.ratio_p50]
+    text = "\n".join(line for line in COSTS.splitlines() if not line.startswith("|"))
+    text = text.split("\nOn GPUs, compiled but not run")[0]  # counted and modelled: docs/kernels.md
+    found = re.findall(r"([\d.,]+)(?:x\b| times \()", text)
+    assert found
+    for figure in found:
+        digits = len(figure.split(".")[1]) if "." in figure else 0
+        value = float(figure.replace(",", ""))
+        assert any(round(ratio, digits) == value for ratio in ratios), f"{figure} is in no row"
+    assert all(line in re.sub(r"\s+", " ", text) for line in readme_tables.growth_lines(stored))
+
+
+def test_the_development_split_takes_each_sixth_training_image_of_a_class(tmp_path):
+    cub = write_cub(tmp_path / "CUB", classes=2, per_class=18)  # 12 of them to train on
+    assert make_split(cub, tmp_path / "development") == {"1": 20, "0": 4}
+    training = [Path(record.path).name for record in open_dataset(cub, "trainval").records]
+    test = [Path(record.path).name for record in open_dataset(tmp_path / "development", "test").records]
+    assert test == training[5::6]
+    assert len(open_dataset(tmp_path / "development", "trainval")) == 20
