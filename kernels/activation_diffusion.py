@@ -27,13 +27,38 @@ from .fields import (
     load_strided_field,
     min_max,
     min_max_backward,
-    neighbours,
     store_field,
     sum_two,
     tanhshrink,
     tanhshrink_slope,
 )
 from .launching import on_device_of, warp_size
+from .stencil import (
+    DEDGES,
+    DF,
+    DOUT,
+    EDGES,
+    ENTERING,
+    FILTERED,
+    FORWARD_SLOTS,
+    GAIN,
+    HAS_RIGHT,
+    NORMALISED,
+    RAW,
+    SUMS,
+    apply,
+    degree,
+    exchange_with_neighbours,
+    keep_field,
+    kept_field,
+    matrix,
+    near_value,
+    product,
+    read,
+    read_near,
+    write,
+    write_grid,
+)
 
 # Scratch memory of a launch; larger batches go in several. p = 10 on 64 x 64 tokens takes 34 MB per image.
 MAX_SCRATCH_BYTES = 256 << 20
@@ -262,7 +287,9 @@ def activation_diffusion_backward_kernel(
             b_Mdr = product(b_dr, near, M, p_slots, N, W, RESIDENT, BLOCK)
             near = exchange_with_neighbours(b_Mdr, p_slots, 1, W, RESIDENT, BLOCK)
             sums = _add_entries(sums, b_Mdr, near, r, p_slots, N, W, RESIDENT, BLOCK)
-            b_dr += kept_field(dout, p_slots, RESIDENT, BLOCK) - product(b_Mdr, near, M, p_slots, N, W, RESIDENT, BLOCK)
+            b_dr += kept_field(dout, p_slots, RESIDENT, BLOCK) - product(
+                b_Mdr, near, M, p_slots, N, W, RESIDENT, BLOCK
+            )
         tl.debug_barrier()
         b_dr *= -ROOT_ALPHA  # r_0 = sqrt(alpha) M F is a step from zero with y = -sqrt(alpha) F
         near = exchange_with_neighbours(b_dr, p_slots, 0, W, RESIDENT, BLOCK)
@@ -274,7 +301,9 @@ def activation_diffusion_backward_kernel(
         tl.debug_barrier()
 
         # The sums are -dM, and M = scale L with L_ii = degree_i (lam - 1).
-        b_right = read(p_slots, HAS_RIGHT, BLOCK) * (ROOT_ALPHA * kept_field(sums[1], p_slots, RESIDENT, BLOCK))
+        b_right = read(p_slots, HAS_RIGHT, BLOCK) * (
+            ROOT_ALPHA * kept_field(sums[1], p_slots, RESIDENT, BLOCK)
+        )
         b_down = tl.where(o < N - W, ROOT_ALPHA * kept_field(sums[2], p_slots, RESIDENT, BLOCK), 0.0)
         b_dlam = -ROOT_ALPHA * degree(p_slots, N, W, BLOCK) * kept_field(sums[0], p_slots, RESIDENT, BLOCK)
         b_dlam += _add_to_edges(p_slots, 0, b_right, lam_l, BLOCK)

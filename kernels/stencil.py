@@ -2,8 +2,8 @@
 
     (M x)_i = diagonal_i x_i + right_i x_{i+1} + left_i x_{i-1} + down_i x_{i+W} + up_i x_{i-W}
 
-On small grids (RESIDENT) what a loop uses stays in registers, and neighbours come from a gather. On large ones it is
-in slots of scratch memory. A field that `keep_field` kept is then the number of its slot.
+On small grids (RESIDENT) what a loop uses stays in registers, and neighbours come from a gather. On large ones it
+is in slots of scratch memory. A field that `keep_field` kept is then the number of its slot.
 """
 
 from __future__ import annotations
@@ -58,8 +58,10 @@ def kept_field(kept, p_slots, RESIDENT: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def exchange_with_neighbours(b_x, p_slots, exchange: tl.constexpr, W, RESIDENT: tl.constexpr, BLOCK: tl.constexpr):
-    """What `near_value` takes x of neighbours from: registers, or one of the two slots of exchange, which take turns.
+def exchange_with_neighbours(
+    b_x, p_slots, exchange: tl.constexpr, W, RESIDENT: tl.constexpr, BLOCK: tl.constexpr
+):
+    """What `near_value` takes x of neighbours from: registers, or one of the two slots of exchange in turn.
 
     Who writes a slot again has passed the barrier of the other one, and so have all who read it.
     """
@@ -83,7 +85,7 @@ def near_value(near, p_slots, direction: tl.constexpr, N, W, RESIDENT: tl.conste
 
 @triton.jit
 def product(b_x, near, M, p_slots, N, W, RESIDENT: tl.constexpr, BLOCK: tl.constexpr):
-    """M x, given x and its `exchange_with_neighbours`; M = (diagonal, right, left, down, up), each kept by `keep_field`."""
+    """M x, given x and its neighbours; M = (diagonal, right, left, down, up), each kept by `keep_field`."""
     b_y = kept_field(M[0], p_slots, RESIDENT, BLOCK) * b_x
     b_y += kept_field(M[1], p_slots, RESIDENT, BLOCK) * near_value(near, p_slots, 0, N, W, RESIDENT, BLOCK)
     b_y += kept_field(M[2], p_slots, RESIDENT, BLOCK) * near_value(near, p_slots, 1, N, W, RESIDENT, BLOCK)
@@ -133,7 +135,9 @@ def matrix(p_slots, lam, scale: tl.constexpr, N, W, RESIDENT: tl.constexpr, BLOC
     return (
         keep_field(degree(p_slots, N, W, BLOCK) * (scale * (lam - 1)), p_slots, MATRIX, RESIDENT, BLOCK),
         keep_field(read(p_slots, HAS_RIGHT, BLOCK) * b_right, p_slots, MATRIX + 1, RESIDENT, BLOCK),
-        keep_field(read_near(p_slots, HAS_RIGHT, -1, N, BLOCK) * b_left, p_slots, MATRIX + 2, RESIDENT, BLOCK),
+        keep_field(
+            read_near(p_slots, HAS_RIGHT, -1, N, BLOCK) * b_left, p_slots, MATRIX + 2, RESIDENT, BLOCK
+        ),
         keep_field(tl.where(o < N - W, b_down, 0.0), p_slots, MATRIX + 3, RESIDENT, BLOCK),
         keep_field(tl.where((o < N) & (o >= W), b_up, 0.0), p_slots, MATRIX + 4, RESIDENT, BLOCK),
     )
