@@ -96,8 +96,8 @@ SKIPPED = '<testcase classname="t" name="b%d"><skipped message="%s"/></testcase>
     ("count", "reason", "status"),
     [
         (0, "", 0),
-        (5, "no GPU", 0),
-        (6, "no GPU", 1),
+        (6, "no GPU", 0),
+        (7, "no GPU", 1),
         (1, "SCM_FAST_DATA is not set", 1),
         (1, "chromium and chromedriver are not installed", 1),
         (1, "could not import 'onnx'", 1),
