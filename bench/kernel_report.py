@@ -33,6 +33,7 @@ from kernel_launches import Launch, Step, launch_dense, recorded_launches, recor
 from kernel_traffic import NOTHING, Traffic, operations, traffic
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.language import target_info
 
 from scm_fast.files import replace_section
 from scm_fast.kernels import activation_diffusion
@@ -104,6 +105,16 @@ def _captured_stdout() -> Iterator[list[str]]:
             text.append(file.read())
 
 
+def _targeting(target: GPUTarget) -> contextlib.AbstractContextManager:
+    """Within it kernels that ask for the target, which Triton takes from the GPU at hand, are told this one."""
+
+    def current_target() -> GPUTarget:
+        return target
+
+    current_target.__triton_builtin__ = True  # type: ignore[attr-defined]
+    return mock.patch.object(target_info, "current_target", current_target)
+
+
 def _number(pattern: str, text: str) -> int:
     found = re.findall(pattern, text)
     if not found:
@@ -115,7 +126,7 @@ def compile_launch(launch: Launch, target: GPUTarget) -> Resources:
     """Compile for `target` and read the resources back."""
     triton.knobs.nvidia.dump_ptxas_log = True
     triton.knobs.compilation.always_compile = True  # the assembler's log is there only on a cache miss
-    with _captured_stdout() as text:
+    with _captured_stdout() as text, _targeting(target):
         kernel = triton.compile(_source(launch), target=target, options=launch.options)
     if target.backend == "cuda":
         registers, spilled = r"Used (\d+) registers", r"(\d+) bytes spill stores"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.target_info import is_hip
 
 from .fields import load_field, neighbours
 
@@ -22,20 +23,29 @@ FILTERED = tl.constexpr(21)  # f_0 ... f_{L-1}, and after them r_0, M r_0 ... r_
 
 
 @triton.jit
+def _address(p_slots, slot, o, BLOCK: tl.constexpr):
+    """Of elements o of a slot. AMD keeps the addresses of slots in scalar registers, which are few."""
+    if is_hip():
+        return p_slots + (slot * BLOCK + o)
+    else:
+        return p_slots + slot * BLOCK + o
+
+
+@triton.jit
 def read(p_slots, slot, BLOCK: tl.constexpr):
-    return tl.load(p_slots + (slot * BLOCK + tl.arange(0, BLOCK)))
+    return tl.load(_address(p_slots, slot, tl.arange(0, BLOCK), BLOCK))
 
 
 @triton.jit
 def read_near(p_slots, slot, shift, N, BLOCK: tl.constexpr):
     """The token so many places on, or back where `shift` is negative; 0 beyond the grid."""
     o = tl.arange(0, BLOCK) + shift
-    return tl.load(p_slots + (slot * BLOCK + o), mask=(o >= 0) & (o < N), other=0.0)
+    return tl.load(_address(p_slots, slot, o, BLOCK), mask=(o >= 0) & (o < N), other=0.0)
 
 
 @triton.jit
 def write(p_slots, slot, b_x, BLOCK: tl.constexpr):
-    tl.store(p_slots + (slot * BLOCK + tl.arange(0, BLOCK)), b_x)
+    tl.store(_address(p_slots, slot, tl.arange(0, BLOCK), BLOCK), b_x)
 
 
 @triton.jit

@@ -76,7 +76,22 @@ def test_three_launches_forward_and_three_backward_and_nothing_else(blocks, dtyp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100", "gfx942"])
+@pytest.mark.parametrize(
+    "target",
+    [
+        "sm_75",
+        "sm_80",
+        "sm_86",
+        "sm_89",
+        "sm_90",
+        "sm_100",
+        "sm_120",
+        "gfx90a",
+        "gfx942",
+        "gfx950",
+        "gfx1100",
+    ],
+)
 def test_compiles_without_spills_within_shared_memory(target):
     rows = [json.loads(line) for line in run(COMPILE, target).splitlines()]
     print(*rows, sep="\n")
