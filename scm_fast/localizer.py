@@ -139,7 +139,7 @@ class Localizer:
         map: str | None = None,
         refine: bool = False,
     ) -> Localizer:
-        """Of a folder that `save_model` wrote, or a published SCM, TS-CAM or SAT file."""
+        """Of a folder that `save_model` wrote, or a published file."""
         return cls(load_model(path), device, batch_size, threshold, top_k, mirror, max_boxes, map, refine)
 
     def predict(self, images: ImageLike | Iterable[ImageLike]) -> list[Prediction]:

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scm_fast import InputError, create_model, load_model, save_model
 from scm_fast.cli import main
+from scm_fast.models.export import export_model
 from scm_fast.models.methods.sat import smoothing_kernel
 
 SMALL = {"embed_dim": 48, "depth": 5, "num_heads": 3}
@@ -281,3 +282,12 @@ def test_training_logs_every_term(tmp_path):
         mean = sum(float(step[name]) for step in steps) / len(steps)
         assert float(epoch[f"train_{name}"]) == pytest.approx(mean, rel=1e-5)
     assert load_model(tmp_path / "run" / "last").method.area == 0.3
+
+
+def test_an_exported_file_has_the_mask(tmp_path):
+    model = make_model().float().eval()
+    assert export_model(model, tmp_path / "sat.pt2") < 1e-5
+    images = torch.randn(3, 3, 48, 80)
+    outputs = torch.export.load(tmp_path / "sat.pt2").module()(images)
+    assert outputs.keys() == {"logits", "attention"}
+    torch.testing.assert_close(outputs["attention"], model(images).attention)

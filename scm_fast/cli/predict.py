@@ -6,7 +6,7 @@
   scm-fast predict flocks/ --checkpoint runs/birds/last --out found --max-boxes 5 --overlay
 
 IMAGES are files or folders; a folder stands for all images below it. The checkpoint is a model that training
-kept (last or best_gt_known in the run folder), or a published SCM, TS-CAM or SAT .pth file. --model takes a
+kept (last or best_gt_known in the run folder), or a published .pth file. --model takes a
 classifier of timm as it is, with its ImageNet classes: no training, and the weights of timm's hub or of a file
 (--pretrained). --map takes another map than the model's own (docs/methods.md). In the folder OUT you get
 

@@ -38,7 +38,8 @@ def save_model(model: LocalizationModel, folder: str | os.PathLike[str]) -> Path
 def load_model(path: str | os.PathLike[str]) -> LocalizationModel:
     """The model of a checkpoint, in evaluation mode, on the CPU.
 
-    path: a folder that `save_model` wrote, the weight file in it, or a published SCM or TS-CAM .pth file.
+    path: a folder that `save_model` wrote, the weight file in it, or a published .pth file of
+        SCM, TS-CAM, SAT or LCTR.
     """
     path = Path(path)
     if not path.exists():

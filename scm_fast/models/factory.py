@@ -39,7 +39,7 @@ def create_model(  # noqa: PLR0913, keywords of one call
     Args:
         backbone: a timm name with a CLS token, or `conformer_small_patch16`.
         num_classes: how many classes.
-        method: how it is trained and which map it cuts: `scm`, `tscam`, `cls`; see docs/methods.md.
+        method: how it is trained and which map it cuts: `scm`, `tscam`, `sat`, `lctr`, `cls`; see docs/methods.md.
         pretrained: False, True for timm's hub, a .safetensors or .pth file with the backbone's names, or a folder
             that `save_model` wrote, for another method or other classes.
         preset: `paper` or `official`: head initialisation and calibration.

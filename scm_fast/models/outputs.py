@@ -21,7 +21,7 @@ class Localization(NamedTuple):
     """What a model in evaluation mode says about a batch."""
 
     logits: Tensor  # (B, C)
-    attention: Tensor  # (B, H, W), the factor of the map that all classes share: F0 for scm, tscam and cls
+    attention: Tensor  # (B, H, W), the factor of the map that all classes share: often F0
     semantic: Tensor | None  # (B, C, H, W), the factor of each class: S0; None where the map is of no class
     tokens: Tensor  # (B, D, H, W), the patch tokens that the maps are made of
 
