@@ -41,7 +41,7 @@ class VisionTransformers(Architecture):
     def features_appending(self, backbone: Backbone, images: Tensor, token: Tensor) -> Features:
         with record_cls_rows() as rows:
             x = backbone._pos_embed(backbone.patch_embed(images))
-            x = backbone.norm_pre(torch.cat([x, token.expand(len(x), -1, -1)], dim=1))
+            x = backbone.norm_pre(torch.cat([x, token.expand(x.shape[0], -1, -1)], dim=1))
             x = checkpoint_seq(backbone.blocks, x) if backbone.grad_checkpointing else backbone.blocks(x)
             x = backbone.fc_norm(backbone.norm(x))
         grid = backbone.patch_embed.dynamic_feat_size(tuple(images.shape[-2:]))
