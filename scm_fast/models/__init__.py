@@ -4,8 +4,7 @@ from .checkpoint import load_model, save_model
 from .classifier import load_classifier
 from .config import ModelConfig
 from .factory import create_model
-from .localization_model import LocalizationModel
-from .outputs import Localization, TrainingOutput
+from .localization_model import Localization, LocalizationModel, TrainingOutput
 
 __all__ = [
     "Localization",

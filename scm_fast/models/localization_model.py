@@ -1,20 +1,72 @@
-"""`LocalizationModel`: a transformer that is trained on labels and says where the object is."""
+"""`LocalizationModel`: a transformer that is trained on labels and says where the object is, by a `Method`."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, cast
 
+import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
 from ..spatial_calibration import SpatialCalibration
 from . import backbones
-from .architectures import Backbone
+from .architectures import Backbone, Features
 from .config import ModelConfig
-from .methods import Method
-from .outputs import Localization, TrainingOutput
+
+
+class TrainingOutput(NamedTuple):
+    """The loss of a batch is the cross-entropy of the logits plus the sum of `terms`."""
+
+    logits: Tensor  # (B, C)
+    terms: dict[str, Tensor]  # what the method adds to the loss, by name; each a mean over the batch
+
+
+class Localization(NamedTuple):
+    """What a model in evaluation mode says about a batch."""
+
+    logits: Tensor  # (B, C)
+    attention: Tensor  # (B, H, W), the factor of the map that all classes share: often F0
+    semantic: Tensor | None  # (B, C, H, W), the factor of each class: S0; None where the map is of no class
+    tokens: Tensor  # (B, D, H, W), the patch tokens that the maps are made of
+
+    def activation_map(self, classes: Tensor | None = None) -> Tensor:
+        """attention * semantic[class] on the grid, for the predicted class if `classes` is None.
+
+        classes: (B,) gives (B, H, W); (B, k), such as `logits.topk(k).indices`, gives (B, k, H, W).
+        Without a semantic map it is the attention, whatever the class.
+        """
+        if classes is None:
+            classes = self.logits.argmax(1)
+        if not isinstance(classes, Tensor):
+            raise InputError(f"classes must be a tensor of integers, got {type(classes).__name__}")
+        batch, (height, width) = self.attention.shape[0], self.attention.shape[1:]
+        if classes.ndim not in (1, 2) or classes.shape[0] != batch:
+            raise InputError(
+                f"classes must have shape ({batch},) or ({batch}, k), got {tuple(classes.shape)}"
+            )
+        self._check_range(classes)
+        index = classes.view(batch, -1, 1, 1).expand(-1, -1, height, width)  # [B, k, H, W]
+        attention = self.attention.unsqueeze(1)
+        maps = (
+            attention.expand(index.shape)
+            if self.semantic is None
+            else attention * self.semantic.gather(1, index)
+        )
+        return maps.squeeze(1) if classes.ndim == 1 else maps
+
+    def _check_range(self, classes: Tensor) -> None:
+        """On a GPU an index out of range would end the process's use of it; here it is an InputError."""
+        if classes.is_floating_point() or classes.dtype == torch.bool:
+            raise InputError(f"classes must be integers, got {classes.dtype}")
+        if torch.compiler.is_compiling() or not classes.numel():
+            return
+        low, high = (int(value) for value in classes.aminmax())
+        if low < 0 or high >= self.logits.shape[1]:
+            wrong = low if low < 0 else high
+            raise InputError(f"classes must be in 0 ... {self.logits.shape[1] - 1}, got {wrong}")
 
 
 class LocalizationModel(nn.Module):
@@ -74,3 +126,66 @@ class LocalizationModel(nn.Module):
         children: dict[str, Any] = dict(self.named_children())
         sparing = {child: part for child, part in children.items() if hasattr(part, "no_weight_decay")}
         return {f"{child}.{name}" for child, part in sparing.items() for name in part.no_weight_decay()}
+
+
+class Published(NamedTuple):
+    """A file of a method's authors: keywords of `create_model`, and its weights under our names."""
+
+    options: dict[str, Any]
+    state: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Method:
+    """TS-CAM, which other methods override where they differ: a 3x3 convolution on the patch tokens makes a
+    semantic map S0 (B, C, H, W), its mean is the logits, and the map of a class is F0 * S0[class].
+
+    Fields of a method are its options, `method_options` of `create_model` and training.
+
+    name: as users give it. title: as people write it.
+    row_in_training, row_in_evaluation: whether F0, the CLS token's attention, is needed.
+    has_semantic: whether the map depends on the class.
+    keeps_classifier: whether its head is a timm network's own classifier, which is then kept.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    row_in_training: ClassVar[bool] = False
+    row_in_evaluation: ClassVar[bool] = True
+    has_semantic: ClassVar[bool] = True
+    keeps_classifier: ClassVar[bool] = False
+
+    def calibrates(self, calibration: Mapping[str, Any]) -> bool:
+        """Whether it trains with a SpatialCalibration, if these settings of one are given."""
+        return False
+
+    def prepare(self, name: str, backbone: Backbone) -> None:
+        """Change the backbone of that name, or raise an InputError if the method cannot use it."""
+
+    def parts(self, embed_dim: int, num_classes: int, preset: str) -> dict[str, nn.Module]:
+        """What the model has besides its backbone; one part is called `head`."""
+        return {"head": semantic_head(embed_dim, num_classes, preset)}
+
+    def features(self, model: LocalizationModel, images: Tensor) -> Features:
+        return backbones.extract_features(model.backbone, images)
+
+    def train(self, model: LocalizationModel, features: Features) -> TrainingOutput:
+        return TrainingOutput(model.head(features.patches).mean((2, 3)), {})
+
+    def localize(self, model: LocalizationModel, features: Features) -> Localization:
+        semantic = model.head(features.patches)
+        assert features.attention is not None  # it is computed in evaluation mode
+        return Localization(semantic.mean((2, 3)), features.attention, semantic, features.patches)
+
+    def published(self, state: dict[str, Tensor]) -> Published | None:
+        """The file of the authors' training code with these weights; None if it is not of this method."""
+        return None
+
+
+def semantic_head(embed_dim: int, num_classes: int, preset: str) -> nn.Conv2d:
+    """3x3 convolution from patch tokens to class maps."""
+    head = nn.Conv2d(embed_dim, num_classes, kernel_size=3, padding=1)
+    if preset == "paper":  # He; the published code keeps PyTorch's default
+        nn.init.kaiming_normal_(head.weight, nonlinearity="relu")
+        nn.init.constant_(cast(Tensor, head.bias), 0)
+    return head

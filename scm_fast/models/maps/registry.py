@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,10 +13,7 @@ from torch import Tensor
 from ...errors import InputError
 from ..architectures import architecture_of
 from ..cls_attention import AttentionLayer, measure_layers
-from ..outputs import Localization
-
-if TYPE_CHECKING:
-    from ..localization_model import LocalizationModel
+from ..localization_model import Localization, LocalizationModel
 
 # The maps (B, k, H, W) of classes (B, k).
 Maps: TypeAlias = Callable[[Tensor], Tensor]

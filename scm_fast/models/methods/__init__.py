@@ -3,7 +3,8 @@
 import importlib
 import pkgutil
 
-from .registry import Method, Published, get_method, make_method, method_names, published_method, register
+from ..localization_model import Method, Published
+from .registry import get_method, make_method, method_names, published_method, register
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor, nn
 
 from ..architectures import Features
-from ..outputs import Localization, TrainingOutput
-from .registry import Method, register
-
-if TYPE_CHECKING:
-    from ..localization_model import LocalizationModel
+from ..localization_model import Localization, LocalizationModel, Method, TrainingOutput
+from .registry import register
 
 
 @register

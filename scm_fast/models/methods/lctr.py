@@ -12,8 +12,6 @@ patches of X under each tap of the convolution, weighted as the two means do, lo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,12 +19,16 @@ from torch import Tensor, nn
 from ...errors import InputError
 from ..architectures import Backbone, Features, architecture_of
 from ..cls_attention import AttentionLayer, measure_layers
+from ..localization_model import (
+    Localization,
+    LocalizationModel,
+    Method,
+    Published,
+    TrainingOutput,
+    semantic_head,
+)
 from ..maps.attention import relational_row
-from ..outputs import Localization, TrainingOutput
-from .registry import Method, Published, register, semantic_head
-
-if TYPE_CHECKING:
-    from ..localization_model import LocalizationModel
+from .registry import register
 
 EXPERTS = 4
 # Of the head, in the authors' files.

@@ -1,87 +1,17 @@
-"""What a method is: what it adds to a backbone, what it is trained by, and which map it cuts."""
+"""Which methods there are."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import pydantic
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...errors import InputError
-from .. import backbones
-from ..architectures import Backbone, Features
-from ..outputs import Localization, TrainingOutput
-
-if TYPE_CHECKING:
-    from ..localization_model import LocalizationModel
-
-
-class Published(NamedTuple):
-    """A file of a method's authors: keywords of `create_model`, and its weights under our names."""
-
-    options: dict[str, Any]
-    state: dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Method:
-    """TS-CAM, which other methods override where they differ: a 3x3 convolution on the patch tokens makes a
-    semantic map S0 (B, C, H, W), its mean is the logits, and the map of a class is F0 * S0[class].
-
-    Fields of a method are its options, `method_options` of `create_model` and training.
-
-    name: as users give it. title: as people write it.
-    row_in_training, row_in_evaluation: whether F0, the CLS token's attention, is needed.
-    has_semantic: whether the map depends on the class.
-    keeps_classifier: whether its head is a timm network's own classifier, which is then kept.
-    """
-
-    name: ClassVar[str]
-    title: ClassVar[str]
-    row_in_training: ClassVar[bool] = False
-    row_in_evaluation: ClassVar[bool] = True
-    has_semantic: ClassVar[bool] = True
-    keeps_classifier: ClassVar[bool] = False
-
-    def calibrates(self, calibration: Mapping[str, Any]) -> bool:
-        """Whether it trains with a SpatialCalibration, if these settings of one are given."""
-        return False
-
-    def prepare(self, name: str, backbone: Backbone) -> None:
-        """Change the backbone of that name, or raise an InputError if the method cannot use it."""
-
-    def parts(self, embed_dim: int, num_classes: int, preset: str) -> dict[str, nn.Module]:
-        """What the model has besides its backbone; one part is called `head`."""
-        return {"head": semantic_head(embed_dim, num_classes, preset)}
-
-    def features(self, model: LocalizationModel, images: Tensor) -> Features:
-        return backbones.extract_features(model.backbone, images)
-
-    def train(self, model: LocalizationModel, features: Features) -> TrainingOutput:
-        return TrainingOutput(model.head(features.patches).mean((2, 3)), {})
-
-    def localize(self, model: LocalizationModel, features: Features) -> Localization:
-        semantic = model.head(features.patches)
-        assert features.attention is not None  # it is computed in evaluation mode
-        return Localization(semantic.mean((2, 3)), features.attention, semantic, features.patches)
-
-    def published(self, state: dict[str, Tensor]) -> Published | None:
-        """The file of the authors' training code with these weights; None if it is not of this method."""
-        return None
-
-
-def semantic_head(embed_dim: int, num_classes: int, preset: str) -> nn.Conv2d:
-    """3x3 convolution from patch tokens to class maps."""
-    head = nn.Conv2d(embed_dim, num_classes, kernel_size=3, padding=1)
-    if preset == "paper":  # He; the published code keeps PyTorch's default
-        nn.init.kaiming_normal_(head.weight, nonlinearity="relu")
-        nn.init.constant_(cast(Tensor, head.bias), 0)
-    return head
-
+from ..localization_model import Method, Published
 
 _methods: dict[str, type[Method]] = {}
 M = TypeVar("M", bound=Method)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -23,13 +23,17 @@ from ...errors import InputError
 from .. import backbones
 from ..architectures import Backbone, Features, architecture_of
 from ..cls_attention import record
-from ..outputs import Localization, TrainingOutput
+from ..localization_model import (
+    Localization,
+    LocalizationModel,
+    Method,
+    Published,
+    TrainingOutput,
+    semantic_head,
+)
 from ..spatial_token import MASKS, SpatialToken, mask_attention
-from .registry import Method, Published, register, semantic_head
+from .registry import register
 from .tscam import backbone_and_head
-
-if TYPE_CHECKING:
-    from ..localization_model import LocalizationModel
 
 MASKED_BLOCKS = 3  # the last ones
 NAMES = {"loc_token": "spatial_token.token", "loc_embed": "spatial_token.position"}  # in the authors' files

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...errors import InputError
 from ..architectures import Features
-from ..outputs import TrainingOutput
-from .registry import Method, Published, register
+from ..localization_model import LocalizationModel, Method, Published, TrainingOutput
+from .registry import register
 from .tscam import backbone_and_head
-
-if TYPE_CHECKING:
-    from ..localization_model import LocalizationModel
 
 # Parameters of a block in the authors' files, by ours.
 NAMES = {"beta": "thred", "lam": "fuse._loss_rate"}

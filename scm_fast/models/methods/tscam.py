@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .registry import Method, Published, register
+from ..localization_model import Method, Published
+from .registry import register
 
 
 @register
