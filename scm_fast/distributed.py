@@ -97,6 +97,18 @@ def on_first(function: Any, *arguments: Any) -> Any:
     return result
 
 
+def mean_of_means(mean: torch.Tensor) -> torch.Tensor:
+    """The mean over processes of each one's own, for a loss that is not linear in it.
+
+    Its gradient is that of the process's own mean: DistributedDataParallel takes the mean of those.
+    """
+    if world_size() == 1:
+        return mean
+    total = mean.detach().clone()
+    dist.all_reduce(total)
+    return mean + (total / world_size() - mean).detach()
+
+
 def sum_over_processes(*values: float) -> list[float]:
     """Sums in float64."""
     total = torch.tensor(values, dtype=torch.float64)

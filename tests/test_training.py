@@ -223,9 +223,11 @@ class TestConfig:
         create_model(
             config.backbone,
             3,
+            config.method,
             preset=config.preset,
             image_size=config.image_size,
             backbone_options=config.backbone_options,
+            method_options=config.method_options,
             calibration=config.calibration,
         )
 

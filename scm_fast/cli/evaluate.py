@@ -21,8 +21,10 @@ A threshold is a number for all images (rule global), or follows each map: mean 
 Where nobody has drawn the boxes of the validation split, --val-boxes takes others for it: what scm-fast predict
 --format coco found, or a wsolevaluation folder. The boxes of the evaluated split stay its own.
 
-All metrics come from one pass. Results are printed, and written to --out: metrics.json, predictions.csv,
-predictions.coco.json and, with --report, report.html. --json prints what metrics.json has instead of a table.
+--map takes another map than the model's own, such as rollout or gradcam, and --refine applies SCM's diffusion to it
+(docs/methods.md). All metrics come from one pass. Results are printed, and written to --out: metrics.json,
+predictions.csv, predictions.coco.json and, with --report, report.html. --json prints what metrics.json has instead
+of a table.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ from ..evaluation.results import METRICS_FILE
 from ..files import make_folder
 from ..models import load_model
 from ..models.checkpoint import check_threshold_can_be_saved, save_threshold
+from ..models.maps import map_names
 from ..threshold import BEST, make_threshold
 
 
@@ -66,6 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rule", default=BEST, choices=list(HELDOUT_RULES), help=f"of heldout ({BEST})")
     parser.add_argument("--step", type=float, default=0.001, help="of the thresholds that are tried (0.001)")
     parser.add_argument("--strategy", default=DEFAULT, help=f"maps to combine, such as F4*S4 ({DEFAULT})")
+    parser.add_argument("--map", help=f"another map than the model's own: {', '.join(map_names())}")
+    parser.add_argument("--refine", action="store_true", help="apply SCM's diffusion to the maps")
     parser.add_argument("--mirror", action="store_true", help="average with the mirror image: two passes")
     parser.add_argument("--skip-bad-images", action="store_true", help="leave out and list, do not stop")
     parser.add_argument("--batch-size", type=int, default=64, help="images per process (64)")
@@ -99,14 +104,16 @@ def execute(args: argparse.Namespace) -> int:
     strategy = Strategy.parse(args.strategy)
     if args.save_threshold:
         check_threshold_can_be_saved(args.checkpoint)
-        if strategy != Strategy():
+        if strategy != Strategy() or args.map or args.refine:
             raise InputError(
-                f"--save-threshold: the model is used with {DEFAULT}, not with --strategy {strategy}"
+                "--save-threshold: the model is used with its own map, not with --strategy, --map or --refine"
             )
     device = start_processes(args.device)
     model = load_model(args.checkpoint).to(device)
     strategy.check(model)
-    predictor = Predictor(model, device, strategy, AMP_DTYPES[args.amp], args.checkpoint, args.mirror)
+    predictor = Predictor(
+        model, device, strategy, AMP_DTYPES[args.amp], args.checkpoint, args.mirror, args.map, args.refine
+    )
     source = DataSource(args.data, args.layout, args.images, args.boxes, args.skip_bad_images, args.val_boxes)
     checkpoint = Path(args.checkpoint)
     out = args.out or (checkpoint if checkpoint.is_dir() else checkpoint.parent) / "evaluation"

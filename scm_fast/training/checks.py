@@ -29,7 +29,7 @@ def check_run(config: TrainConfig, source: DataSource, device: torch.device) -> 
     assert config.out is not None
     if config.tensorboard:
         check_tensorboard()
-    if config.method == "scm":
+    if config.calibrates:
         resolve_backend(config.calibration.get("backend", config.backend), device)
     distributed.on_first(RunFolder(config.out).check, config, resumes(config))
     count = len(source.split(config.train_split))

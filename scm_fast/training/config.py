@@ -20,7 +20,7 @@ from ..data.opening import takers
 from ..devices import AMP_DTYPES
 from ..errors import InputError
 from ..evaluation.protocols import HELDOUT_RULES, METRIC_NAMES, PROTOCOLS
-from ..models.config import METHODS
+from ..models.methods import make_method, method_names
 from ..spatial_calibration import PRESETS
 from ..threshold import BEST, make_threshold
 
@@ -95,7 +95,7 @@ class TrainConfig:
     pretraining: dict[str, Any] = option(
         {}, "for pretrained: false, options of a run of method cls that comes first, as {epochs: 3}"
     )
-    method: str = option("scm", "scm, or a baseline: tscam, or cls, a classifier", choices=lambda: METHODS)
+    method: str = option("scm", "how it is trained, and which map it cuts", choices=method_names)
     preset: str = option("paper", "the paper's settings or its published code's", choices=lambda: PRESETS)
     backend: str = option(
         "auto", "kernels of the calibration", choices=lambda: ("auto", *BACKENDS), resume=True
@@ -105,6 +105,7 @@ class TrainConfig:
     attention_layers: list[int] | None = option(None, "layers whose attention is averaged; null: all")
     drop_path_rate: Share | None = option(None, "stochastic depth; null: the preset's")
     backbone_options: dict[str, Any] = option({}, "keywords of timm's model, as {depth: 4}")
+    method_options: dict[str, Any] = option({}, "of the method, as {area: 0.35}; see docs/methods.md")
     calibration: dict[str, Any] = option({}, "keywords of SpatialCalibration, as {num_blocks: 2}")
 
     # Optimisation
@@ -167,6 +168,7 @@ class TrainConfig:
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices():
                 raise InputError(not_among(name, getattr(self, name), choices()))
+        make_method(self.method, self.method_options)
         if (self.threshold is None) == (self.protocol == "fixed"):
             raise InputError("threshold and protocol: `protocol: fixed` and a `threshold` go together")
         if self.threshold is not None:
@@ -188,6 +190,11 @@ class TrainConfig:
                 setattr(self, name, value)
         if self.out is None:
             self.out = f"runs/{Path(self.data).name}-{self.backbone}-{self.method}"
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether the calibration module takes part in training."""
+        return make_method(self.method, self.method_options).calibrates(self.calibration)
 
     def source(self) -> DataSource:
         """The data, none of it opened yet."""
