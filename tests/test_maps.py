@@ -157,6 +157,7 @@ def test_tokencut_is_the_second_eigenvector_of_the_normalised_cut():
         x = network.norm_pre(network._pos_embed(network.patch_embed(images)))
         x = network.blocks[:-1](x)
         keys = network.blocks[-1].attn.qkv(network.blocks[-1].norm1(x)).chunk(3, -1)[1][:, 1:]
+        keys = keys - keys.mean(1, keepdim=True)
         similar = F.cosine_similarity(keys.unsqueeze(1), keys.unsqueeze(2), dim=-1)
     for image in range(2):
         weights = torch.where(similar[image] > 0.2, 1.0, 1e-5).double()

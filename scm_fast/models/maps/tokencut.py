@@ -1,4 +1,8 @@
-"""TokenCut (Wang et al., CVPR 2022): a normalised cut of the patches by the similarity of their keys."""
+"""TokenCut (Wang et al., CVPR 2022): a normalised cut of the patches by the similarity of their keys.
+
+The keys are centred per image first, which the paper's are not: those of networks that were trained on labels share
+a vector so large that all pairs count as similar, and there is nothing to cut.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ def tokencut(found: Pass) -> Tensor:
     """
     layer = found.layers[-1]
     keys = layer.k.transpose(1, 2).flatten(2)[:, found.patches].double()
-    keys = F.normalize(keys, dim=-1)
+    keys = F.normalize(keys - keys.mean(1, keepdim=True), dim=-1)
     weights = torch.where(keys @ keys.mT > SIMILAR, 1.0, FAINT).double()
     root = weights.sum(-1).rsqrt()  # D^(-1/2)
     identity = torch.eye(weights.shape[-1], dtype=weights.dtype, device=weights.device)
