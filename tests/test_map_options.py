@@ -90,9 +90,9 @@ def test_refined_maps_are_those_of_the_calibration_on_the_tokens():
     torch.manual_seed(0)
     tokens, maps = torch.randn(2, 6, 4, 5), torch.rand(2, 3, 4, 5)
     refined = refine_maps(tokens, maps)
-    parameters = torch.ones(4), torch.full((4,), 0.5)
+    parameters = torch.ones(1), torch.full((1,), 0.5)
     for k in range(3):
-        _, expected, _, _ = spatial_calibration(tokens, maps[:, k], *parameters, (4, 4, 4, 4), 0.002, False)
+        _, expected, _, _ = spatial_calibration(tokens, maps[:, k], *parameters, (4,), 0.002, False)
         torch.testing.assert_close(refined[:, k], expected, rtol=1e-4, atol=1e-5)
 
 
