@@ -127,3 +127,18 @@ def test_a_published_file_is_read(tmp_path):
     images = torch.randn(1, 3, 224, 224)
     for got, expected in zip(loaded(images), ours(images), strict=True):
         assert torch.equal(got, expected)
+
+
+def test_it_starts_from_the_weights_of_a_classifier(tmp_path, caplog):
+    save_model(
+        create_model("deit_tiny_patch16_224", 5, "cls", image_size=48, backbone_options=SMALL), tmp_path
+    )
+    model = create_model(
+        "deit_tiny_patch16_224", 5, "lctr", image_size=48, backbone_options=SMALL, pretrained=tmp_path
+    )
+    assert (
+        "its classifier head (5, 48) is dropped, the model's is (4, 5, 48, 3, 3) and starts anew"
+        in caplog.text
+    )
+    theirs = load_model(tmp_path).backbone.state_dict()
+    assert all(torch.equal(value, theirs[name]) for name, value in model.backbone.state_dict().items())

@@ -31,11 +31,16 @@ def load_pretrained(model: LocalizationModel, path: str | os.PathLike[str]) -> b
     load_strictly(backbone, state, str(path))
     if taken["weight"] is None:
         return False
-    if taken["weight"].shape == head.weight.shape and taken["bias"] is not None:
+    own = head.state_dict()
+    if _shapes(taken) == _shapes(own):
         head.load_state_dict(taken)
         return True
-    notice_dropped(str(path), classifier, taken["weight"], head.weight)
+    notice_dropped(str(path), classifier, taken["weight"], next(iter(own.values())))
     return False
+
+
+def _shapes(state: dict[str, Tensor | None]) -> dict[str, tuple[int, ...] | None]:
+    return {name: None if value is None else tuple(value.shape) for name, value in state.items()}
 
 
 def _backbone_names(state: dict[str, Tensor], classifier: str) -> dict[str, Tensor]:
