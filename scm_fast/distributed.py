@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import logging
 import os
+import re
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -38,7 +39,7 @@ def processes(device: str, timeout: float = TIMEOUT) -> Iterator[torch.device]:
             f"process {os.environ.get('RANK')} of {os.environ.get('WORLD_SIZE')} on {socket.gethostname()}"
         )
         cause = str(error).splitlines()[0]
-        if "timed out" in cause.lower():
+        if re.search("timed out|timeout", cause, re.I):
             cause = f"no answer within {timeout:g} s"
         raise LostProcess(f"{place} lost another one: {cause}") from error
 

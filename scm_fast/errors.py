@@ -1,4 +1,4 @@
-"""The one exception that commands show without a traceback."""
+"""The exceptions that commands show without a traceback."""
 
 
 class InputError(ValueError):

@@ -59,6 +59,7 @@ def test_without_torchrun():
     ("error", "lost"),
     [
         (dist.DistBackendError("NCCL: remote process exited"), "NCCL: remote process exited"),
+        (dist.DistStoreError("wait timeout after 5000ms, keys: /0"), "no answer within 5 s"),
         (
             RuntimeError("[gloo/transport/tcp/pair.cc:538] Connection closed by peer"),
             "Connection closed by peer",
