@@ -34,7 +34,7 @@ from pathlib import Path
 
 from ..data import DataSource
 from ..devices import AMP_DTYPES
-from ..distributed import end_processes, is_first, on_first, start_processes
+from ..distributed import is_first, on_first, processes
 from ..errors import InputError
 from ..evaluation import EvaluationSettings, Predictor, Strategy, evaluate, summary, write_results
 from ..evaluation.predictor import DEFAULT
@@ -108,22 +108,23 @@ def execute(args: argparse.Namespace) -> int:
             raise InputError(
                 "--save-threshold: the model is used with its own map, not with --strategy, --map or --refine"
             )
-    device = start_processes(args.device)
-    model = load_model(args.checkpoint).to(device)
-    strategy.check(model)
-    predictor = Predictor(
-        model, device, strategy, AMP_DTYPES[args.amp], args.checkpoint, args.mirror, args.map, args.refine
-    )
-    source = DataSource(args.data, args.layout, args.images, args.boxes, args.skip_bad_images, args.val_boxes)
-    checkpoint = Path(args.checkpoint)
-    out = args.out or (checkpoint if checkpoint.is_dir() else checkpoint.parent) / "evaluation"
-    on_first(make_folder, out, "--out")
+    with processes(args.device) as device:
+        model = load_model(args.checkpoint).to(device)
+        strategy.check(model)
+        predictor = Predictor(
+            model, device, strategy, AMP_DTYPES[args.amp], args.checkpoint, args.mirror, args.map, args.refine
+        )
+        source = DataSource(
+            args.data, args.layout, args.images, args.boxes, args.skip_bad_images, args.val_boxes
+        )
+        checkpoint = Path(args.checkpoint)
+        out = args.out or (checkpoint if checkpoint.is_dir() else checkpoint.parent) / "evaluation"
+        on_first(make_folder, out, "--out")
 
-    done = evaluate(predictor, source, settings)
-    if is_first():
-        write_results(out, done)
-        if args.save_threshold and done.result.threshold is not None:
-            save_threshold(args.checkpoint, done.result.threshold)
-        print((out / METRICS_FILE).read_text() if args.json else summary(done, out))
-    end_processes()
+        done = evaluate(predictor, source, settings)
+        if is_first():
+            write_results(out, done)
+            if args.save_threshold and done.result.threshold is not None:
+                save_threshold(args.checkpoint, done.result.threshold)
+            print((out / METRICS_FILE).read_text() if args.json else summary(done, out))
     return 0

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import argparse
 
-from ..distributed import end_processes, start_processes
+from ..distributed import processes
+from ..errors import LostProcess
 from ..training import Diverged, Interrupted, TrainConfig, Trainer
 from ..training.pretraining import pretrain
 from ..training.recipes import add_options, config_from_options
@@ -39,16 +40,17 @@ def execute(args: argparse.Namespace) -> int:
         raise Stop(str(error), 1) from None
     except Interrupted as error:
         raise Stop(str(error), 128 + error.number) from None
+    except LostProcess as error:
+        raise LostProcess(f"{error}; --resume auto continues after the last checkpoint") from None
     return 0
 
 
 def train(config: TrainConfig) -> None:
     """A whole run: training, and the evaluation of the model that it kept."""
-    device, source = start_processes(config.device), config.source()
     assert config.out is not None
-    with RunFolder(config.out).locked():
+    source = config.source()
+    with processes(config.device, config.partner_timeout) as device, RunFolder(config.out).locked():
         trainer = Trainer(config, device, source, start_from=pretrain(config, device, source))
         trainer.fit()
         kept = trainer.folder.path / trainer.kept_model()
         evaluate_kept_model(config, source, kept, device, trainer.amp)
-    end_processes()

@@ -18,6 +18,7 @@ from ..data import DataSource
 from ..data.layouts import layout_names
 from ..data.opening import takers
 from ..devices import AMP_DTYPES
+from ..distributed import TIMEOUT
 from ..errors import InputError
 from ..evaluation.protocols import HELDOUT_RULES, METRIC_NAMES, PROTOCOLS
 from ..models.methods import make_method, method_names
@@ -162,6 +163,12 @@ class TrainConfig:
     )
     checkpoint_steps: Count = option(
         500, "optimiser steps between checkpoints; each epoch ends with one too", resume=True, compare=False
+    )
+    partner_timeout: Annotated[float, Field(gt=0)] = option(
+        TIMEOUT,
+        "seconds without an answer after which another process is given up",
+        resume=True,
+        compare=False,
     )
 
     def __post_init__(self) -> None:

@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from .. import distributed
 from ..data import Batch, DataSource
+from ..errors import InputError
 from ..evaluation import Predictor, Result, evaluate
 from ..evaluation.pipeline import check_classes
 from ..models.weights import load_strictly
@@ -94,6 +95,12 @@ class Trainer:
         distributed.on_first(self.folder.prepare, self.config, weights)
         if self.resuming and self.folder.has_checkpoint:
             self._resume()
+        steps = distributed.gather(self.step)
+        if len(set(steps)) > 1:
+            raise InputError(
+                f"{self.folder.path}: the processes found checkpoints of different steps there "
+                f"({', '.join(map(str, steps))}); the run folder must be on a disk that all machines share"
+            )
         if distributed.is_first():
             self.logs.begin(self.step, self.validated)
 
