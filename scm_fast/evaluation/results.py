@@ -128,11 +128,12 @@ def write_results(folder: Path, done: SplitResult) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / METRICS_FILE).unlink(missing_ok=True)
     names = done.dataset.class_names
-    write_csv(folder / "predictions.csv", [_csv_row(image, names) for image in done.images])
-    found = (
+    rows = [_csv_row(image, names) for image in done.images]
+    write_csv(folder / "predictions.csv", list(rows[0]) if rows else [], rows)
+    found = [
         FoundBoxes(i.name, i.size, i.top_classes[0], [(i.box, i.top_scores[0])] if i.box else [])
         for i in done.images
-    )
+    ]
     write_coco(folder / "predictions.coco.json", found, names)
     if done.maps is not None:
         from .report import write_report  # which imports this module

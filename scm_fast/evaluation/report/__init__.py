@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import jinja2
 
@@ -21,6 +20,7 @@ CURVES = {
     "every_box@0.5": "any box, IoU 0.5",
     "every_box@0.7": "any box, IoU 0.7",
 }
+CLASSES_OF = {("CUB", 200), ("ILSVRC", 1000)}  # a few classes of a data set are another one
 MOST_POINTS = 256  # of a curve; more cannot be seen
 
 
@@ -38,7 +38,7 @@ def write_report(path: Path, done: SplitResult) -> None:
         left_out=done.left_out,
         images=len(done.metrics),
         metric_names=METRIC_NAMES,
-        published=[_this_model(done), *_published(done)],
+        published=_published(done),
         charts=_charts(done),
         cases=cases,
         class_names=done.dataset.class_names,
@@ -60,13 +60,16 @@ def _this_model(done: SplitResult) -> PublishedRow:
     )
 
 
-def _published(done: SplitResult) -> list[Any]:
-    """The published rows of the same data set; all of them if it is neither CUB nor ILSVRC."""
-    name = {"cub": "CUB", "ilsvrc": "ILSVRC"}.get(done.dataset.layout)
-    for candidate in ("CUB", "ILSVRC"):
-        if name is None and candidate.lower() in done.about["data"].lower():
-            name = candidate
-    return [row for row in ROWS if name in (None, row.data)]
+def _published(done: SplitResult) -> list[PublishedRow]:
+    """This model's row and those of the papers, where the data set is theirs; none elsewhere."""
+    classes = len(done.dataset.class_names)
+    theirs = [row for row in ROWS if (row.data, classes) in CLASSES_OF and _is_of(done, row.data)]
+    return [_this_model(done), *theirs] if theirs else []
+
+
+def _is_of(done: SplitResult, name: str) -> bool:
+    """By the layout, or for one that several data sets have, by the folder's name."""
+    return done.dataset.layout == name.lower() or name.lower() in done.about["data"].lower()
 
 
 def _charts(done: SplitResult) -> dict[str, str]:

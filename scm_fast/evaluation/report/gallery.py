@@ -10,12 +10,13 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from ...data import LocalizationDataset
 from ...overlay import blend
 from ..boxes import resize_map
 from ..metrics import KINDS
 from ..results import ImageResult, SplitResult
 
-PANEL = 168  # pixels, width and height of a panel
+PANEL = 168  # pixels, width of a panel and its largest height
 EMPTY = 235  # grey, of a map that the model does not have
 OPACITY = 0.55
 TRUTH, PREDICTED = (60, 220, 80), (255, 60, 60)  # RGB: green and red
@@ -61,13 +62,21 @@ def build_gallery(done: SplitResult) -> list[Case]:
     cases = []
     for position, ranks in choose_examples(done.images).items():
         image = done.images[position]
-        picture = np.asarray(done.dataset.load(image.index, target_size=(PANEL, PANEL)))
-        panel = cv2.resize(picture, (PANEL, PANEL), interpolation=cv2.INTER_AREA)
-        heat = [_heat(panel, values, done.metrics.cuts.interpolation) for values in done.maps[image.index]]
+        picture = small_picture(done.dataset, image)
+        heat = [_heat(picture, values, done.metrics.cuts.interpolation) for values in done.maps[image.index]]
         truth = done.dataset.records[image.index].boxes
-        boxed = draw_boxes(panel, image.size, truth, image.box)
-        cases.append(Case(image, ranks, _data_uri(np.hstack([panel, *heat, boxed]))))
+        boxed = draw_boxes(picture, image.size, truth, image.box)
+        panels = [_centred(panel) for panel in (picture, *heat, boxed)]
+        cases.append(Case(image, ranks, data_uri(np.hstack(panels))))
     return cases
+
+
+def small_picture(dataset: LocalizationDataset, image: ImageResult) -> NDArray:
+    """The image with its longer side of `PANEL` pixels."""
+    scale = PANEL / max(image.size)
+    width, height = (max(1, round(side * scale)) for side in image.size)
+    picture = np.asarray(dataset.load(image.index, target_size=(width, height)))
+    return cv2.resize(picture, (width, height), interpolation=cv2.INTER_AREA)
 
 
 def draw_boxes(
@@ -76,22 +85,36 @@ def draw_boxes(
     truth: Sequence[Sequence[float]],
     box: Sequence[float] | None,
 ) -> NDArray:
-    """A copy with the boxes, which are in pixels of the original of `size`."""
+    """A copy with the boxes, which are in pixels of the original of `size`.
+
+    The predicted frame is thinner than the true one and on top of it: both are seen where they agree.
+    """
     panel = panel.copy()
-    for corners, colour in [*((b, TRUTH) for b in truth), *([(box, PREDICTED)] if box is not None else [])]:
-        scaled = np.asarray(corners) * PANEL / np.tile(size, 2)
-        x0, y0, x1, y1 = np.clip(np.rint(scaled), 0, PANEL - 1).astype(int).tolist()
-        cv2.rectangle(panel, (x0, y0), (x1, y1), colour, 2)
+    height, width = panel.shape[:2]
+    frames = [(corners, TRUTH, 5) for corners in truth]
+    if box is not None:
+        frames.append((box, PREDICTED, 1))
+    for corners, colour, thickness in frames:
+        scaled = np.asarray(corners) * np.tile([width, height], 2) / np.tile(size, 2)
+        limits = np.tile([width - 1, height - 1], 2)
+        x0, y0, x1, y1 = np.clip(np.rint(scaled), 0, limits).astype(int).tolist()
+        cv2.rectangle(panel, (x0, y0), (x1, y1), colour, thickness)
     return panel
 
 
-def _heat(panel: NDArray, values: NDArray | None, interpolation: str) -> NDArray:
+def _centred(panel: NDArray) -> NDArray:
+    """In a panel of full width, with grey beside a picture that is higher than wide."""
+    left = (PANEL - panel.shape[1]) // 2
+    return np.pad(panel, ((0, 0), (left, PANEL - panel.shape[1] - left), (0, 0)), constant_values=EMPTY)
+
+
+def _heat(picture: NDArray, values: NDArray | None, interpolation: str) -> NDArray:
     if values is None:
-        return np.full_like(panel, EMPTY)
-    return blend(panel, resize_map(values, (PANEL, PANEL), interpolation), OPACITY)
+        return np.full_like(picture, EMPTY)
+    return blend(picture, resize_map(values, picture.shape[1::-1], interpolation), OPACITY)
 
 
-def _data_uri(picture: NDArray[np.uint8]) -> str:
+def data_uri(picture: NDArray[np.uint8]) -> str:
     """RGB as a JPEG in the text of a page."""
     bgr = cv2.cvtColor(picture, cv2.COLOR_RGB2BGR)
     encoded = cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, 80])[1]
