@@ -29,7 +29,7 @@ def blend(picture: NDArray[np.uint8], scores: NDArray, opacity: float) -> NDArra
     levels = (np.clip(scores, 0, 1) * 255).astype(np.uint8)
     levels = cv2.resize(levels, picture.shape[1::-1], interpolation=cv2.INTER_LINEAR)
     heat = cv2.cvtColor(cv2.applyColorMap(levels, cv2.COLORMAP_TURBO), cv2.COLOR_BGR2RGB)
-    return cv2.addWeighted(picture, 1 - opacity, heat, opacity, 0)
+    return np.asarray(cv2.addWeighted(picture, 1 - opacity, heat, opacity, 0), np.uint8)
 
 
 def draw_overlay(image: Image.Image, prediction: Prediction, opacity: float = 0.45) -> NDArray[np.uint8]:
