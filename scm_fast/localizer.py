@@ -267,8 +267,8 @@ def image_files(path: str | os.PathLike[str]) -> list[Path]:
 
 
 def from_array(array: NDArray | Tensor) -> Image.Image:
-    """An RGB image from an array (H, W, 3) or (H, W, 4), a tensor (3, H, W) or (4, H, W), or grey (H, W) or with one
-    channel; uint8, or floating-point in [0, 1]."""
+    """An RGB image from an array (H, W, C) or a tensor (C, H, W) of 1, 3 or 4 channels, or either (H, W); uint8, or
+    floating-point in [0, 1]."""
     if isinstance(array, Tensor):
         tensor = array.detach().cpu()
         expected, pixels = "(3, H, W)", (tensor.movedim(0, -1) if tensor.ndim == 3 else tensor).numpy()

@@ -18,6 +18,7 @@ from scm_fast.data import DataSource
 from scm_fast.evaluation import EvaluationSettings, Predictor, evaluate
 from scm_fast.evaluation.metrics import KINDS
 from scm_fast.evaluation.report import charts, write_report
+from scm_fast.evaluation.report.confusion import confusion
 from scm_fast.evaluation.report.gallery import PREDICTED, TRUTH, build_gallery, choose_examples, draw_boxes
 from scm_fast.evaluation.results import ImageResult
 
@@ -256,6 +257,25 @@ def test_pictures_of_the_gallery_keep_their_proportions(tmp_path):
     text = (tmp_path / "report.html").read_text()
     assert all(case.image.box is not None for case in build_gallery(done)), "boxes without ground truth"
     assert "Published results" not in text
+
+
+def test_the_confusion_matrix_counts_every_image(page, evaluated):
+    _, _, rows, _ = evaluated
+    cells = [
+        [cell.text for cell in row.find_elements("css selector", "td")] for row in find(page, "#confusion tr")
+    ]
+    for label, counts in enumerate(cells[1:]):
+        for predicted, count in enumerate(counts):
+            expected = sum(row.label == label and row.top_classes[0] == predicted for row in rows)
+            assert int(count or 0) == expected
+    assert sum(int(count or 0) for row in cells for count in row) == 60
+
+
+def test_the_mistakes_of_many_classes():
+    labels, predicted = np.array([0, 0, 0, 5, 5, 7, 30]), np.array([1, 1, 0, 6, 5, 8, 29])
+    found = confusion(labels, predicted, 200)
+    assert found.counts is None
+    assert found.mistakes == [(0, 1, 2), (5, 6, 1), (7, 8, 1), (30, 29, 1)]
 
 
 def test_histogram_counts_every_value():

@@ -37,7 +37,7 @@ First, without any data or download (minutes on a laptop):
 
 Then with your own images, a folder per class:
   scm-fast check-data my_images                      what is there, and what is wrong with it
-  scm-fast train --data my_images --out runs/mine --epochs 10
+  scm-fast train --config custom_folder --data my_images --out runs/mine
   scm-fast predict photos/ --checkpoint runs/mine/last --out found --overlay
 
 commands (scm-fast COMMAND --help explains each, with examples):

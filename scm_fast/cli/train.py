@@ -2,7 +2,7 @@
 
   scm-fast train                                      SCM on the built-in set: minutes on a laptop
   scm-fast train --method tscam                       the baseline, at the same budget
-  scm-fast train --config custom_folder --data my_images --global-batch 16
+  scm-fast train --config custom_folder --data my_images --out runs/mine
   scm-fast train --config cub_deit_small --data CUB_200_2011
   torchrun --nproc-per-node 8 -m scm_fast.cli train --config cub_deit_small --data CUB_200_2011
 
@@ -47,6 +47,7 @@ def train(config: TrainConfig) -> None:
     device, source = start_processes(config.device), config.source()
     assert config.out is not None
     with RunFolder(config.out).locked():
+        config = config.with_batch(len(source.split(config.train_split)))
         trainer = Trainer(config, device, source, start_from=pretrain(config, device, source))
         trainer.fit()
         kept = trainer.folder.path / trainer.kept_model()

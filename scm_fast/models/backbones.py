@@ -17,7 +17,6 @@ from ..errors import InputError
 from .architectures import Backbone, Features, all_architectures, architecture_of, find_architecture, variants
 from .cls_attention import can_cover, cover_attention
 
-
 HUB_SECONDS = 5.0  # to wait for the hub before its cache has to do
 
 
@@ -78,8 +77,10 @@ def build_backbone(
 
 @contextlib.contextmanager
 def _hub_or_cache() -> Iterator[None]:
-    """Within the `with`, the hub's client looks into its cache alone if the hub cannot be reached: by itself it would
-    try again for a minute."""
+    """Within the `with`, the hub's client looks into its cache alone if the hub cannot be reached.
+
+    By itself it would try again for a minute.
+    """
     if constants.HF_HUB_OFFLINE or _hub_answers():
         yield
         return

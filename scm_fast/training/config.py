@@ -28,6 +28,9 @@ Count = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
+# Of a global batch that is chosen by the number of images.
+STEPS_PER_EPOCH, SMALLEST_BATCH, LARGEST_BATCH = 50, 8, 256
+
 # Optimiser and stochastic depth of the two presets; an option that is given wins. decay_all: the paper decays
 # every parameter, its published code neither vectors nor what `model.no_weight_decay()` names.
 PRESET_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -59,7 +62,7 @@ def option(
 
 @pydantic.dataclasses.dataclass(config=pydantic.ConfigDict(extra="forbid"))
 class TrainConfig:
-    """The defaults are the paper's recipe for CUB."""
+    """The defaults are the paper's recipe for CUB, but for the batch (256), which follows the number of images."""
 
     # Data
     data: str = option("synthetic", "data folder, or the word synthetic for the built-in set", resume=True)
@@ -109,7 +112,9 @@ class TrainConfig:
 
     # Optimisation
     epochs: Count = option(30, "passes over the training split")
-    global_batch: Count = option(256, "images per optimiser step, over all processes")
+    global_batch: Count | None = option(
+        None, "images per optimiser step, over all processes; null: by how many there are, 8 to 256"
+    )
     micro_batch: Count | None = option(
         64, "most images a process computes at once; null: its whole share", resume=True
     )
@@ -189,6 +194,12 @@ class TrainConfig:
         if self.out is None:
             self.out = f"runs/{Path(self.data).name}-{self.backbone}-{self.method}"
 
+    def with_batch(self, images: int) -> TrainConfig:
+        """With a global batch for so many training images, if none was given."""
+        if self.global_batch is not None:
+            return self
+        return dataclasses.replace(self, global_batch=batch_for(images))
+
     def source(self) -> DataSource:
         """The data, none of it opened yet."""
         return DataSource(
@@ -207,6 +218,13 @@ class TrainConfig:
         """Plain values, as a YAML file has them."""
         values = dataclasses.asdict(self)
         return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
+
+
+def batch_for(images: int) -> int:
+    """The power of two that gives an epoch of so many images 50 optimiser steps or more, within 8 and 256; no more
+    than there are images."""
+    fitting = 2 ** max(0, (images // STEPS_PER_EPOCH).bit_length() - 1)
+    return max(1, min(images, max(SMALLEST_BATCH, min(LARGEST_BATCH, fitting))))
 
 
 OPTIONS = {option.name: option for option in dataclasses.fields(TrainConfig)}

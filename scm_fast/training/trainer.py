@@ -54,8 +54,9 @@ class Trainer:
         source: DataSource | None = None,
         start_from: Path | None = None,
     ) -> None:
-        self.config, self.device = config, device
         self.source = source or config.source()
+        self.config = config = config.with_batch(len(self.source.split(config.train_split)))
+        self.device = device
         assert config.out is not None
         self.folder = RunFolder(config.out)
         self.resuming = resumes(config)
@@ -85,6 +86,11 @@ class Trainer:
         self.logs = RunLogs(self.folder.path, config.tensorboard)
         self._open_folder()
         self.network = self._distributed()
+
+    @property
+    def global_batch(self) -> int:
+        assert self.config.global_batch is not None
+        return self.config.global_batch
 
     # Checkpoints
 
@@ -154,7 +160,7 @@ class Trainer:
         self.model.train()
         if self.loader.step == 0:
             self.meter = Meter()
-        batch_images = self.config.global_batch
+        batch_images = self.global_batch
         with tqdm(
             desc=f"epoch {epoch + 1}/{self.config.epochs}",
             total=self.loader.steps * batch_images,
@@ -194,13 +200,13 @@ class Trainer:
                 logits = self.network(images)
             loss = F.cross_entropy(logits.float(), batch.labels, reduction="sum")
             # DDP takes the mean over processes; what is wanted is the mean over the images of all of them.
-            self.scaler.scale(loss * (distributed.world_size() / self.config.global_batch)).backward()
+            self.scaler.scale(loss * (distributed.world_size() / self.global_batch)).backward()
         return loss.detach(), (logits.argmax(1) == batch.labels).sum()
 
     def _optimizer_step(self, loss_sum: float, right: float, indices: list[int], begin: float) -> float:
         """Step, log, checkpoint, and stop if asked to. Gives the loss of the global batch."""
         loss_sum, right, stopping = distributed.sum_over_processes(loss_sum, right, self.stop.number > 0)
-        loss = loss_sum / self.config.global_batch
+        loss = loss_sum / self.global_batch
         if not math.isfinite(loss):
             self._fail(f"the loss is {loss}", indices)
         self.scaler.unscale_(self.optimizer)
@@ -218,7 +224,7 @@ class Trainer:
 
         self.meter.loss += loss_sum
         self.meter.right += right
-        self.meter.images += self.config.global_batch
+        self.meter.images += self.global_batch
         self.meter.seconds += time.perf_counter() - begin
         if distributed.is_first():
             epoch = self.loader.epoch
@@ -304,7 +310,7 @@ class Trainer:
     def _time_left(self) -> str:
         """Of the training steps of the whole run, at the speed of this epoch."""
         steps = self.config.epochs * self.loader.steps - self.step
-        seconds = steps * self.config.global_batch * self.meter.seconds / max(self.meter.images, 1)
+        seconds = steps * self.global_batch * self.meter.seconds / max(self.meter.images, 1)
         return str(datetime.timedelta(seconds=round(seconds)))
 
     def kept_model(self) -> str:

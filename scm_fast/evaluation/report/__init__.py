@@ -9,6 +9,7 @@ import jinja2
 from ..protocols import METRIC_NAMES
 from ..results import SplitResult
 from . import charts
+from .confusion import confusion
 from .gallery import build_gallery
 from .published import ROWS, PublishedRow
 
@@ -26,7 +27,7 @@ MOST_POINTS = 256  # of a curve; more cannot be seen
 
 def write_report(path: Path, done: SplitResult) -> None:
     """Write report.html; nothing in it is loaded from elsewhere."""
-    cases = build_gallery(done)
+    cases, table = build_gallery(done), done.metrics.table
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader(__name__, ""), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
@@ -40,6 +41,7 @@ def write_report(path: Path, done: SplitResult) -> None:
         metric_names=METRIC_NAMES,
         published=_published(done),
         charts=_charts(done),
+        confusion=confusion(table.label, table.top_class[:, 0], len(done.dataset.class_names)),
         cases=cases,
         class_names=done.dataset.class_names,
         shown_classes=sorted({case.image.label for case in cases}),
