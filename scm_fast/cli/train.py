@@ -18,21 +18,19 @@ from __future__ import annotations
 
 import argparse
 
-from ..distributed import end_processes, start_processes
-from ..training import Diverged, Interrupted, TrainConfig, Trainer
-from ..training.pretraining import pretrain
+from ..training.config import TrainConfig
 from ..training.recipes import add_options, config_from_options
-from ..training.run_folder import RunFolder
-from ..training.validation import evaluate_kept_model
-from .program import Stop
+from .program import Parser, Stop
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.usage = f"{parser.prog} [--config CONFIG] [--OPTION VALUE ...]"
     add_options(parser)
 
 
 def execute(args: argparse.Namespace) -> int:
+    from ..training.stopping import Diverged, Interrupted
+
     try:
         train(config_from_options(args))
     except Diverged as error:
@@ -44,6 +42,12 @@ def execute(args: argparse.Namespace) -> int:
 
 def train(config: TrainConfig) -> None:
     """A whole run: training, and the evaluation of the model that it kept."""
+    from ..distributed import end_processes, start_processes
+    from ..training.pretraining import pretrain
+    from ..training.run_folder import RunFolder
+    from ..training.trainer import Trainer
+    from ..training.validation import evaluate_kept_model
+
     device, source = start_processes(config.device), config.source()
     assert config.out is not None
     with RunFolder(config.out).locked():
