@@ -12,7 +12,7 @@ installed := $(VENV)/.installed
 export PATH := $(abspath $(bin)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test quick-test lint bench-smoke coverage clean-demo
+.PHONY: help demo install test slow-test quick-test lint bench-smoke coverage clean-demo
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -48,9 +48,13 @@ demo: $(installed) ## train TS-CAM and SCM on the built-in set, evaluate and com
 clean-demo: ## forget the demo's runs (QUICK=1: those of the quick one)
 	rm -rf $(demo)-tscam $(demo)-scm
 
-test: $(installed) ## all tests
-	@echo "== tests (make quick-test leaves out the slow ones)"
-	@pytest $(PYTEST) $(RESULTS)
+test: $(installed) ## the tests, but for the slow ones
+	@echo "== tests"
+	@pytest $(PYTEST) $(RESULTS) -m "not slow"
+
+slow-test: $(installed) ## the slow tests: kernels compiled for every target, and emulated; long trainings
+	@echo "== slow tests"
+	@pytest $(PYTEST) $(RESULTS) -m slow
 	@echo "== tests of the kernels, compiled and emulated"
 	@pytest $(PYTEST) -m compiled
 

@@ -2,7 +2,9 @@
 
     python bench/kernel_counts.py
     python bench/kernel_counts.py --target sm_80 --grid 28x28 --classes 1000 --channels-last
+    python bench/kernel_counts.py --before bench/results/kernel_counts_first.csv
 
+With `--csv FILE` the counts are written there, and with `--before FILE` of another version they stand beside these.
 docs/emulator.md says what is counted, tests/ptx/critical_path.py what the critical path assumes. The interpreter
 replaces the compiler, so this needs a process without TRITON_INTERPRET=1.
 """
@@ -10,6 +12,7 @@ replaces the compiler, so this needs a process without TRITON_INTERPRET=1.
 from __future__ import annotations
 
 import argparse
+import csv
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -91,6 +94,37 @@ def counts_table(launches: Sequence[Launched]) -> list[str]:
     return ["| " + " | ".join(row) + " |" for row in rows]
 
 
+# What a faster kernel has less of, or, of the shares, more of.
+_NUMBERS = ("instructions per warp", "barriers per program", "sectors loaded, used", "sectors stored, used")
+
+
+def numbers(launches: Sequence[Launched]) -> list[dict[str, str]]:
+    """A row of `_NUMBERS` per launch, named."""
+    rows = []
+    for launched in launches:
+        counts = launched.counts
+        assert counts is not None
+        shares = (f"{counts.sectors[kind].efficiency:.0%}" for kind in ("load", "store"))
+        row = (f"{counts.instructions_per_warp():.0f}", f"{counts.barriers_per_program:.0f}", *shares)
+        rows.append({"kernel": launched.kernel, **dict(zip(_NUMBERS, row, strict=True))})
+    return rows
+
+
+def comparison_table(before: list[dict[str, str]], after: list[dict[str, str]]) -> list[str]:
+    """Markdown: before -> after, a row per launch."""
+    lines = ["| kernel | " + " | ".join(_NUMBERS) + " |", "|---" * (1 + len(_NUMBERS)) + "|"]
+    for old, new in zip(before, after, strict=True):
+        assert old["kernel"] == new["kernel"], "other launches"
+        pairs = (f"{old[name]} → {new[name]}" for name in _NUMBERS)
+        lines.append(f"| `{new['kernel']}` | " + " | ".join(pairs) + " |")
+    return lines
+
+
+def read_numbers(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -102,11 +136,25 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, nargs="+", default=[4, 4, 4, 4], help="one per block")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
     parser.add_argument("--channels-last", action="store_true")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the counts there")
+    parser.add_argument(
+        "--before", type=Path, metavar="FILE", help="counts of another version to stand beside"
+    )
     args = parser.parse_args()
     height, width = map(int, args.grid.split("x"))
     dtype = getattr(torch, args.dtype)
     step = Step(args.batch, args.classes, (height, width), tuple(args.iterations), dtype, args.channels_last)
-    print(*counts_table(counted_step(step, args.target)), sep="\n")
+    launched = counted_step(step, args.target)
+    rows = numbers(launched)
+    if args.csv is not None:
+        with args.csv.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    table = (
+        counts_table(launched) if args.before is None else comparison_table(read_numbers(args.before), rows)
+    )
+    print(*table, sep="\n")
 
 
 if __name__ == "__main__":

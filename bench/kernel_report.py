@@ -5,6 +5,7 @@ The launchers are called with recorders in place of the kernels, so that exactly
 
   traffic     launches of a training step, and the bytes and operations of each, counted (see `kernel_traffic`)
   counts      what the compiled kernels do in a training step, counted in an emulator (see `kernel_counts`)
+  progress    these counts beside those of the first kernels
   resources   every kernel compiled ahead of time for every target: registers per thread, spilled registers
               (bytes; on AMD their number), shared memory; this takes some minutes
 
@@ -28,11 +29,12 @@ from unittest import mock
 
 import torch
 import triton
-from kernel_counts import counted_step, counts_table
+from kernel_counts import comparison_table, counted_step, counts_table, numbers, read_numbers
 from kernel_launches import Launch, Step, launch_dense, recorded_launches, recorded_step
 from kernel_traffic import NOTHING, Traffic, operations, traffic
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.language import target_info
 
 from scm_fast.files import replace_section
 from scm_fast.kernels import activation_diffusion
@@ -104,6 +106,16 @@ def _captured_stdout() -> Iterator[list[str]]:
             text.append(file.read())
 
 
+def _targeting(target: GPUTarget) -> contextlib.AbstractContextManager:
+    """Within it kernels that ask for the target, which Triton takes from the GPU at hand, are told this one."""
+
+    def current_target() -> GPUTarget:
+        return target
+
+    current_target.__triton_builtin__ = True  # type: ignore[attr-defined]
+    return mock.patch.object(target_info, "current_target", current_target)
+
+
 def _number(pattern: str, text: str) -> int:
     found = re.findall(pattern, text)
     if not found:
@@ -115,7 +127,7 @@ def compile_launch(launch: Launch, target: GPUTarget) -> Resources:
     """Compile for `target` and read the resources back."""
     triton.knobs.nvidia.dump_ptxas_log = True
     triton.knobs.compilation.always_compile = True  # the assembler's log is there only on a cache miss
-    with _captured_stdout() as text:
+    with _captured_stdout() as text, _targeting(target):
         kernel = triton.compile(_source(launch), target=target, options=launch.options)
     if target.backend == "cuda":
         registers, spilled = r"Used (\d+) registers", r"(\d+) bytes spill stores"
@@ -159,6 +171,9 @@ COUNTED_STEPS = {
     "C = 1000, 14x14, fp32": Step(classes=1000),
     "C = 200, 28x28, fp32": Step(grid=(28, 28)),
 }
+
+
+FIRST_COUNTS = Path(__file__).parent / "results" / "kernel_counts_first.csv"
 
 
 def report(targets: list[str], cases: list[str]) -> Iterator[tuple[str, str, Launch, str, Resources]]:
@@ -217,26 +232,35 @@ def _traffic_cells(moved: Traffic, work: int) -> str:
 
 
 def resource_table(targets: list[str], cases: list[str]) -> Iterator[str]:
-    """Markdown, line by line as the compiler goes: registers / spilled bytes / shared memory on every target."""
-    yield "| case | kernel | warps | " + " | ".join(targets) + " |"
-    yield "|---" * (3 + len(targets)) + "|"
+    """Markdown, line by line as the compiler goes: registers and spilled ones by target, most shared memory."""
+    yield "| case | kernel | warps | shared memory | " + " | ".join(targets) + " |"
+    yield "|---" * (4 + len(targets)) + "|"
     rows = report(targets, cases)
     for group in zip(*[rows] * len(targets), strict=True):
         case, name, launch, _, _ = group[0]
-        cells = (f"{r.registers} / {r.spilled} / {r.shared / 1024:.1f} KB" for *_, r in group)
-        yield f"| {case} | `{name}` | {launch.options['num_warps']} | " + " | ".join(cells) + " |"
+        shared = max(resources.shared for *_, resources in group)
+        cells = (registers_cell(resources) for *_, resources in group)
+        warps = launch.options["num_warps"]
+        yield f"| {case} | `{name}` | {warps} | {shared / 1024:.1f} KB | " + " | ".join(cells) + " |"
+
+
+def registers_cell(resources: Resources) -> str:
+    return str(resources.registers) + f" ({resources.spilled} spilled)" * (resources.spilled > 0)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", choices=("traffic", "counts", "resources"), help="one of the tables")
+    parser.add_argument(
+        "--only", choices=("traffic", "counts", "progress", "resources"), help="one of the tables"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="markdown file whose tables are replaced")
     args = parser.parse_args()
     tables = {
         "traffic": lambda: traffic_table().splitlines(),
         "counts": _all_counts,
+        "progress": _progress,
         "resources": _all_resources,
     }
     for name in [args.only] if args.only else tables:
@@ -252,6 +276,11 @@ def main() -> None:
 def _all_counts() -> Iterator[str]:
     for name, step in COUNTED_STEPS.items():
         yield from (f"**{name}**", "", *counts_table(counted_step(step, "sm_90")), "")
+
+
+def _progress() -> Iterator[str]:
+    after = numbers(counted_step(Step(), "sm_90"))
+    yield from comparison_table(read_numbers(FIRST_COUNTS), after)
 
 
 def _all_resources() -> Iterator[str]:

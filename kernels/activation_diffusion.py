@@ -27,142 +27,41 @@ from .fields import (
     load_strided_field,
     min_max,
     min_max_backward,
-    neighbours,
     store_field,
     sum_two,
     tanhshrink,
     tanhshrink_slope,
 )
 from .launching import on_device_of, warp_size
-
-# What a program keeps of its image in scratch memory, a slot of BLOCK lanes each. One base address serves all of
-# them, so that addresses take no registers of their own. MATRIX, EXCHANGE, DOUT and SUMS are used unless RESIDENT.
-MATRIX, EXCHANGE, ENTERING, HAS_RIGHT, EDGES, GAIN = (tl.constexpr(slot) for slot in (0, 5, 7, 8, 9, 11))
-FORWARD_SLOTS = 12
-NORMALISED, DEDGES, DF, RAW, DOUT, SUMS = (tl.constexpr(slot) for slot in (12, 13, 15, 16, 17, 18))
-FILTERED = tl.constexpr(21)  # f_0 ... f_{L-1}, and after them r_0, M r_0 ... r_{K-2}, M r_{K-2}
+from .stencil import (
+    DEDGES,
+    DF,
+    DOUT,
+    EDGES,
+    ENTERING,
+    FILTERED,
+    FORWARD_SLOTS,
+    GAIN,
+    HAS_RIGHT,
+    NORMALISED,
+    RAW,
+    SUMS,
+    apply,
+    degree,
+    exchange_with_neighbours,
+    keep_field,
+    kept_field,
+    matrix,
+    near_value,
+    product,
+    read,
+    read_near,
+    write,
+    write_grid,
+)
 
 # Scratch memory of a launch; larger batches go in several. p = 10 on 64 x 64 tokens takes 34 MB per image.
 MAX_SCRATCH_BYTES = 256 << 20
-
-
-@triton.jit
-def _read(p_slots, slot, BLOCK: tl.constexpr):
-    return tl.load(p_slots + slot * BLOCK + tl.arange(0, BLOCK))
-
-
-@triton.jit
-def _read_near(p_slots, slot, shift, N, BLOCK: tl.constexpr):
-    """The token so many places on, or back where `shift` is negative; 0 beyond the grid."""
-    o = tl.arange(0, BLOCK) + shift
-    return tl.load(p_slots + slot * BLOCK + o, mask=(o >= 0) & (o < N), other=0.0)
-
-
-@triton.jit
-def _write(p_slots, slot, b_x, BLOCK: tl.constexpr):
-    tl.store(p_slots + slot * BLOCK + tl.arange(0, BLOCK), b_x)
-
-
-@triton.jit
-def _keep(b_x, p_slot, RESIDENT: tl.constexpr, BLOCK: tl.constexpr):
-    """A field to be used in a loop: as it is, or left in memory where registers are scarce."""
-    if RESIDENT:
-        return b_x
-    else:
-        tl.store(p_slot + tl.arange(0, BLOCK), b_x)
-        return p_slot
-
-
-@triton.jit
-def _get(kept, RESIDENT: tl.constexpr, BLOCK: tl.constexpr):
-    """The field that `_keep` kept."""
-    if RESIDENT:
-        return kept
-    else:
-        return tl.load(kept + tl.arange(0, BLOCK))
-
-
-@triton.jit
-def _neighbours(b_x, p_slots, exchange: tl.constexpr, W, RESIDENT: tl.constexpr, BLOCK: tl.constexpr):
-    """What `_near` takes x of neighbours from: registers, or one of the two slots of exchange, which take turns.
-
-    Who writes a slot again has passed the barrier of the other one, and so have all who read it.
-    """
-    if RESIDENT:
-        return neighbours(b_x, W, BLOCK)
-    else:
-        _write(p_slots, EXCHANGE + exchange, b_x, BLOCK)
-        tl.debug_barrier()
-        return p_slots + (EXCHANGE + exchange) * BLOCK
-
-
-@triton.jit
-def _near(near, direction: tl.constexpr, N, W, RESIDENT: tl.constexpr, BLOCK: tl.constexpr):
-    """x of the right, left, lower or upper neighbour, direction 0 to 3."""
-    if RESIDENT:
-        return near[direction]
-    else:
-        distance = 1 if direction < 2 else W
-        return _read_near(near, 0, distance if direction % 2 == 0 else -distance, N, BLOCK)
-
-
-@triton.jit
-def _product(b_x, near, M, N, W, RESIDENT: tl.constexpr, BLOCK: tl.constexpr):
-    """M x, given x and its `_neighbours`; M = (diagonal, right, left, down, up), each kept by `_keep`."""
-    b_y = _get(M[0], RESIDENT, BLOCK) * b_x
-    b_y += _get(M[1], RESIDENT, BLOCK) * _near(near, 0, N, W, RESIDENT, BLOCK)
-    b_y += _get(M[2], RESIDENT, BLOCK) * _near(near, 1, N, W, RESIDENT, BLOCK)
-    b_y += _get(M[3], RESIDENT, BLOCK) * _near(near, 2, N, W, RESIDENT, BLOCK)
-    b_y += _get(M[4], RESIDENT, BLOCK) * _near(near, 3, N, W, RESIDENT, BLOCK)
-    return b_y
-
-
-@triton.jit
-def _apply(b_x, p_slots, exchange: tl.constexpr, M, N, W, RESIDENT: tl.constexpr, BLOCK: tl.constexpr):
-    near = _neighbours(b_x, p_slots, exchange, W, RESIDENT, BLOCK)
-    return _product(b_x, near, M, N, W, RESIDENT, BLOCK)
-
-
-@triton.jit
-def _has_right(H, W, DTYPE: tl.constexpr, BLOCK: tl.constexpr):
-    """1 for tokens with a right neighbour, else 0."""
-    o = tl.arange(0, BLOCK)
-    return ((o < H * W) & (o % W < W - 1)).to(DTYPE)
-
-
-@triton.jit
-def _degree(p_slots, N, W, BLOCK: tl.constexpr):
-    """How many neighbours each token has."""
-    o = tl.arange(0, BLOCK)
-    b_beside = _read(p_slots, HAS_RIGHT, BLOCK) + _read_near(p_slots, HAS_RIGHT, -1, N, BLOCK)
-    return b_beside + tl.where(o < N - W, 1.0, 0.0) + tl.where((o < N) & (o >= W), 1.0, 0.0)
-
-
-@triton.jit
-def _write_grid(p_slots, p_edges, H, W, DTYPE: tl.constexpr, BLOCK: tl.constexpr):
-    """Fill the slots that `_matrix` reads; p_edges points to the (2, H, W) edges of the image."""
-    N = H * W
-    _write(p_slots, HAS_RIGHT, _has_right(H, W, DTYPE, BLOCK), BLOCK)
-    _write(p_slots, EDGES, load_field(p_edges, N, BLOCK), BLOCK)
-    _write(p_slots, EDGES + 1, load_field(p_edges + N, N, BLOCK), BLOCK)
-
-
-@triton.jit
-def _matrix(p_slots, lam, scale: tl.constexpr, N, W, RESIDENT: tl.constexpr, BLOCK: tl.constexpr):
-    """M = scale * L of one image, kept."""
-    o = tl.arange(0, BLOCK)
-    b_right = scale * (1 - lam * _read(p_slots, EDGES, BLOCK))
-    b_left = scale * (1 - lam * _read_near(p_slots, EDGES, -1, N, BLOCK))
-    b_down = scale * (1 - lam * _read(p_slots, EDGES + 1, BLOCK))
-    b_up = scale * (1 - lam * _read_near(p_slots, EDGES + 1, -W, N, BLOCK))
-    p_matrix = p_slots + MATRIX * BLOCK
-    return (
-        _keep(_degree(p_slots, N, W, BLOCK) * (scale * (lam - 1)), p_matrix, RESIDENT, BLOCK),
-        _keep(_read(p_slots, HAS_RIGHT, BLOCK) * b_right, p_matrix + BLOCK, RESIDENT, BLOCK),
-        _keep(_read_near(p_slots, HAS_RIGHT, -1, N, BLOCK) * b_left, p_matrix + 2 * BLOCK, RESIDENT, BLOCK),
-        _keep(tl.where(o < N - W, b_down, 0.0), p_matrix + 3 * BLOCK, RESIDENT, BLOCK),
-        _keep(tl.where((o < N) & (o >= W), b_up, 0.0), p_matrix + 4 * BLOCK, RESIDENT, BLOCK),
-    )
 
 
 @triton.jit
@@ -201,35 +100,35 @@ def activation_diffusion_forward_kernel(
     N = H * W
     m = tl.arange(0, BLOCK) < N
     p_slots = scratch + i_b * slots * BLOCK
-    _write_grid(p_slots, edges + i_b * 2 * N, H, W, DTYPE, BLOCK)
+    write_grid(p_slots, edges + i_b * 2 * N, H, W, DTYPE, BLOCK)
     b_raw = load_strided_field(F + i_b * stride_b, stride_h, stride_w, m, W, DTYPE, BLOCK)
-    _write(p_slots, ENTERING, min_max(b_raw, m) if NORMALISE else b_raw, BLOCK)
-    _write(p_slots, GAIN, tl.full([BLOCK], 1.0, DTYPE), BLOCK)
+    write(p_slots, ENTERING, min_max(b_raw, m) if NORMALISE else b_raw, BLOCK)
+    write(p_slots, GAIN, tl.full([BLOCK], 1.0, DTYPE), BLOCK)
     tl.debug_barrier()  # here and below: a slot is read after all threads of the program have written it
     for i_l in tl.range(NUM_BLOCKS, disable_licm=True):
         lam_l, beta_l = tl.load(lam + i_l).to(DTYPE), tl.load(beta + i_l).to(DTYPE)
-        M = _matrix(p_slots, lam_l, ROOT_ALPHA, N, W, RESIDENT, BLOCK)
-        b_r = ROOT_ALPHA * _apply(_read(p_slots, ENTERING, BLOCK), p_slots, 1, M, N, W, RESIDENT, BLOCK)
+        M = matrix(p_slots, lam_l, ROOT_ALPHA, N, W, RESIDENT, BLOCK)
+        b_r = ROOT_ALPHA * apply(read(p_slots, ENTERING, BLOCK), p_slots, 1, M, N, W, RESIDENT, BLOCK)
         b_sum = b_r
         for _ in tl.range(1, _terms(packed_iterations, i_l), disable_licm=True):
-            b_y = _apply(b_r, p_slots, 0, M, N, W, RESIDENT, BLOCK)
-            b_r -= _apply(b_y, p_slots, 1, M, N, W, RESIDENT, BLOCK)
+            b_y = apply(b_r, p_slots, 0, M, N, W, RESIDENT, BLOCK)
+            b_r -= apply(b_y, p_slots, 1, M, N, W, RESIDENT, BLOCK)
             b_sum += b_r
-        b_F = _read(p_slots, ENTERING, BLOCK)
+        b_F = read(p_slots, ENTERING, BLOCK)
         _, peak = extent(b_F, m)
         b_t = tanhshrink(divide_or_zero(b_sum, beta_l * peak), LEVELS)
         b_f = min_max(b_t, m)
         store_field(f + (i_b * NUM_BLOCKS + i_l) * N, b_f, N, BLOCK)
-        _write(p_slots, ENTERING, _read(p_slots, ENTERING, BLOCK) + b_f, BLOCK)
-        _write(p_slots, GAIN, _read(p_slots, GAIN, BLOCK) * (1 + b_f), BLOCK)
+        write(p_slots, ENTERING, read(p_slots, ENTERING, BLOCK) + b_f, BLOCK)
+        write(p_slots, GAIN, read(p_slots, GAIN, BLOCK) * (1 + b_f), BLOCK)
         tl.debug_barrier()
-    store_field(attention + i_b * N, _read(p_slots, ENTERING, BLOCK), N, BLOCK)
-    store_field(gain + i_b * N, _read(p_slots, GAIN, BLOCK), N, BLOCK)
+    store_field(attention + i_b * N, read(p_slots, ENTERING, BLOCK), N, BLOCK)
+    store_field(gain + i_b * N, read(p_slots, GAIN, BLOCK), N, BLOCK)
 
 
 @triton.jit
-def _accumulate(kept, b_x, RESIDENT: tl.constexpr, BLOCK: tl.constexpr):
-    return _keep(_get(kept, RESIDENT, BLOCK) + b_x, kept, RESIDENT, BLOCK)
+def _accumulate(kept, b_x, p_slots, RESIDENT: tl.constexpr, BLOCK: tl.constexpr):
+    return keep_field(kept_field(kept, p_slots, RESIDENT, BLOCK) + b_x, p_slots, kept, RESIDENT, BLOCK)
 
 
 @triton.jit
@@ -240,35 +139,35 @@ def _fetch(p_slots, slot, N, W, RESIDENT: tl.constexpr, BLOCK: tl.constexpr):
     """
     if RESIDENT:
         return (
-            _read(p_slots, slot, BLOCK),
-            _read_near(p_slots, slot, 1, N, BLOCK),
-            _read_near(p_slots, slot, W, N, BLOCK),
+            read(p_slots, slot, BLOCK),
+            read_near(p_slots, slot, 1, N, BLOCK),
+            read_near(p_slots, slot, W, N, BLOCK),
         )
     else:
-        return p_slots + slot * BLOCK
+        return slot
 
 
 @triton.jit
-def _add_entries(sums, b_dy, near, fetched, N, W, RESIDENT: tl.constexpr, BLOCK: tl.constexpr):
+def _add_entries(sums, b_dy, near, fetched, p_slots, N, W, RESIDENT: tl.constexpr, BLOCK: tl.constexpr):
     """Adds the gradient of M's (diagonal, right, down) entries from y = M x: dy_i x_i and dy_i x_j + dy_j x_i.
 
     `near` has the neighbours of dy, and x is what `_fetch` fetched.
     """
-    x = fetched if RESIDENT else _fetch(fetched, 0, N, W, True, BLOCK)
-    b_right = b_dy * x[1] + _near(near, 0, N, W, RESIDENT, BLOCK) * x[0]
-    b_down = b_dy * x[2] + _near(near, 2, N, W, RESIDENT, BLOCK) * x[0]
+    x = fetched if RESIDENT else _fetch(p_slots, fetched, N, W, True, BLOCK)
+    b_right = b_dy * x[1] + near_value(near, p_slots, 0, N, W, RESIDENT, BLOCK) * x[0]
+    b_down = b_dy * x[2] + near_value(near, p_slots, 2, N, W, RESIDENT, BLOCK) * x[0]
     return (
-        _accumulate(sums[0], b_dy * x[0], RESIDENT, BLOCK),
-        _accumulate(sums[1], b_right, RESIDENT, BLOCK),
-        _accumulate(sums[2], b_down, RESIDENT, BLOCK),
+        _accumulate(sums[0], b_dy * x[0], p_slots, RESIDENT, BLOCK),
+        _accumulate(sums[1], b_right, p_slots, RESIDENT, BLOCK),
+        _accumulate(sums[2], b_down, p_slots, RESIDENT, BLOCK),
     )
 
 
 @triton.jit
 def _add_to_edges(p_slots, edge, b_minus_dL, lam, BLOCK: tl.constexpr):
     """From -dL on the edges, L_ij = 1 - lam E_ij: adds to dE_ij and returns what lam receives, edge by edge."""
-    _write(p_slots, DEDGES + edge, _read(p_slots, DEDGES + edge, BLOCK) + lam * b_minus_dL, BLOCK)
-    return b_minus_dL * _read(p_slots, EDGES + edge, BLOCK)
+    write(p_slots, DEDGES + edge, read(p_slots, DEDGES + edge, BLOCK) + lam * b_minus_dL, BLOCK)
+    return b_minus_dL * read(p_slots, EDGES + edge, BLOCK)
 
 
 @triton.jit
@@ -310,23 +209,23 @@ def activation_diffusion_backward_kernel(
     KEPT: tl.constexpr = 1 if DETACH_INIT else 2  # of every step: r_j, and M r_j unless nobody needs it
 
     b_raw = load_strided_field(F + i_b * stride_b, stride_h, stride_w, m, W, DTYPE, BLOCK)
-    _write(p_slots, RAW, b_raw, BLOCK)
-    _write(p_slots, NORMALISED, min_max(b_raw, m) if NORMALISE else b_raw, BLOCK)
-    _write_grid(p_slots, edges + i_b * 2 * N, H, W, DTYPE, BLOCK)
-    _write(p_slots, DEDGES, b_zero, BLOCK)
-    _write(p_slots, DEDGES + 1, b_zero, BLOCK)
+    write(p_slots, RAW, b_raw, BLOCK)
+    write(p_slots, NORMALISED, min_max(b_raw, m) if NORMALISE else b_raw, BLOCK)
+    write_grid(p_slots, edges + i_b * 2 * N, H, W, DTYPE, BLOCK)
+    write(p_slots, DEDGES, b_zero, BLOCK)
+    write(p_slots, DEDGES + 1, b_zero, BLOCK)
     if dattention is None:
-        _write(p_slots, DF, b_zero, BLOCK)
+        write(p_slots, DF, b_zero, BLOCK)
     else:
-        _write(p_slots, DF, load_field(dattention + i_b * N, N, BLOCK), BLOCK)
+        write(p_slots, DF, load_field(dattention + i_b * N, N, BLOCK), BLOCK)
     b_dgain = b_zero
     if dgain is not None:
         b_dgain = load_field(dgain + i_b * N, N, BLOCK)
     for i_l in range(NUM_BLOCKS):
         b_f = load_field(f + (i_b * NUM_BLOCKS + i_l) * N, N, BLOCK)
         b_dgain *= 1 + b_f
-        _write(p_slots, FILTERED + i_l, b_f, BLOCK)
-    _write(p_slots, GAIN, b_dgain, BLOCK)
+        write(p_slots, FILTERED + i_l, b_f, BLOCK)
+    write(p_slots, GAIN, b_dgain, BLOCK)
 
     tl.debug_barrier()
 
@@ -334,86 +233,90 @@ def activation_diffusion_backward_kernel(
         i_l = NUM_BLOCKS - 1 - step
         lam_l, beta_l = tl.load(lam + i_l).to(DTYPE), tl.load(beta + i_l).to(DTYPE)
         terms = _terms(packed_iterations, i_l)
-        b_F = _read(p_slots, NORMALISED, BLOCK)
+        b_F = read(p_slots, NORMALISED, BLOCK)
         for i in range(i_l):
-            b_F += _read(p_slots, FILTERED + i, BLOCK)
-        _write(p_slots, ENTERING, b_F, BLOCK)
+            b_F += read(p_slots, FILTERED + i, BLOCK)
+        write(p_slots, ENTERING, b_F, BLOCK)
         tl.debug_barrier()
-        M = _matrix(p_slots, lam_l, ROOT_ALPHA, N, W, RESIDENT, BLOCK)
+        M = matrix(p_slots, lam_l, ROOT_ALPHA, N, W, RESIDENT, BLOCK)
         tl.debug_barrier()
 
         # The recurrence again; its fields stay in memory for the way back.
-        b_r = ROOT_ALPHA * _apply(_read(p_slots, ENTERING, BLOCK), p_slots, 1, M, N, W, RESIDENT, BLOCK)
+        b_r = ROOT_ALPHA * apply(read(p_slots, ENTERING, BLOCK), p_slots, 1, M, N, W, RESIDENT, BLOCK)
         b_sum = b_r
         for j in range(1, terms):
-            _write(p_slots, recurrence + KEPT * (j - 1), b_r, BLOCK)
-            b_y = _apply(b_r, p_slots, 0, M, N, W, RESIDENT, BLOCK)
+            write(p_slots, recurrence + KEPT * (j - 1), b_r, BLOCK)
+            b_y = apply(b_r, p_slots, 0, M, N, W, RESIDENT, BLOCK)
             if not DETACH_INIT:
-                _write(p_slots, recurrence + KEPT * (j - 1) + 1, b_y, BLOCK)
-            b_r -= _apply(b_y, p_slots, 1, M, N, W, RESIDENT, BLOCK)
+                write(p_slots, recurrence + KEPT * (j - 1) + 1, b_y, BLOCK)
+            b_r -= apply(b_y, p_slots, 1, M, N, W, RESIDENT, BLOCK)
             b_sum += b_r
         tl.debug_barrier()
 
         # The filter. gain = prod (1 + f_l), so df_l takes dgain * gain / (1 + f_l).
-        _, peak = extent(_read(p_slots, ENTERING, BLOCK), m)
+        _, peak = extent(read(p_slots, ENTERING, BLOCK), m)
         threshold = beta_l * peak
         b_z = divide_or_zero(b_sum, threshold)
         b_t = tanhshrink(b_z, LEVELS)
         tl.debug_barrier()
-        b_f = _read(p_slots, FILTERED + i_l, BLOCK)
-        b_df = _read(p_slots, DF, BLOCK) + _read(p_slots, GAIN, BLOCK) / (1 + b_f)
+        b_f = read(p_slots, FILTERED + i_l, BLOCK)
+        b_df = read(p_slots, DF, BLOCK) + read(p_slots, GAIN, BLOCK) / (1 + b_f)
         b_dz = min_max_backward(b_df, b_t, b_f, m) * tanhshrink_slope(b_z, b_t)
-        b_peak = (m & (_read(p_slots, ENTERING, BLOCK) == peak)).to(DTYPE)
+        b_peak = (m & (read(p_slots, ENTERING, BLOCK) == peak)).to(DTYPE)
         total, peaks = sum_two(b_dz * b_z, b_peak)
         dthreshold = -divide_or_zero(total, threshold)
         tl.store(dparameters + (i_b * 2 + 1) * NUM_BLOCKS + i_l, dthreshold * peak)
         b_share = b_peak * (dthreshold * beta_l / tl.maximum(peaks, 1.0))
-        _write(p_slots, DF, _read(p_slots, DF, BLOCK) + b_share, BLOCK)
+        write(p_slots, DF, read(p_slots, DF, BLOCK) + b_share, BLOCK)
 
         # The recurrence walked back: see `scm_fast.ops.diffusion_stencil.StencilDiffusion.backward`.
         b_dr = divide_or_zero(b_dz, threshold)
-        dout = _keep(b_dr, p_slots + DOUT * BLOCK, RESIDENT, BLOCK)
+        dout = keep_field(b_dr, p_slots, DOUT, RESIDENT, BLOCK)
         sums = (
-            _keep(b_zero, p_slots + SUMS * BLOCK, RESIDENT, BLOCK),
-            _keep(b_zero, p_slots + (SUMS + 1) * BLOCK, RESIDENT, BLOCK),
-            _keep(b_zero, p_slots + (SUMS + 2) * BLOCK, RESIDENT, BLOCK),
+            keep_field(b_zero, p_slots, SUMS, RESIDENT, BLOCK),
+            keep_field(b_zero, p_slots, SUMS + 1, RESIDENT, BLOCK),
+            keep_field(b_zero, p_slots, SUMS + 2, RESIDENT, BLOCK),
         )
         for step_back in tl.range(1, terms, disable_licm=True):
             kept = recurrence + KEPT * (terms - 1 - step_back)
             r = _fetch(p_slots, kept, N, W, RESIDENT, BLOCK)
             Mr = _fetch(p_slots, kept + KEPT - 1, N, W, RESIDENT, BLOCK)
-            near = _neighbours(b_dr, p_slots, 0, W, RESIDENT, BLOCK)
+            near = exchange_with_neighbours(b_dr, p_slots, 0, W, RESIDENT, BLOCK)
             if not DETACH_INIT:
-                sums = _add_entries(sums, b_dr, near, Mr, N, W, RESIDENT, BLOCK)
-            b_Mdr = _product(b_dr, near, M, N, W, RESIDENT, BLOCK)
-            near = _neighbours(b_Mdr, p_slots, 1, W, RESIDENT, BLOCK)
-            sums = _add_entries(sums, b_Mdr, near, r, N, W, RESIDENT, BLOCK)
-            b_dr += _get(dout, RESIDENT, BLOCK) - _product(b_Mdr, near, M, N, W, RESIDENT, BLOCK)
+                sums = _add_entries(sums, b_dr, near, Mr, p_slots, N, W, RESIDENT, BLOCK)
+            b_Mdr = product(b_dr, near, M, p_slots, N, W, RESIDENT, BLOCK)
+            near = exchange_with_neighbours(b_Mdr, p_slots, 1, W, RESIDENT, BLOCK)
+            sums = _add_entries(sums, b_Mdr, near, r, p_slots, N, W, RESIDENT, BLOCK)
+            b_dr += kept_field(dout, p_slots, RESIDENT, BLOCK) - product(
+                b_Mdr, near, M, p_slots, N, W, RESIDENT, BLOCK
+            )
         tl.debug_barrier()
         b_dr *= -ROOT_ALPHA  # r_0 = sqrt(alpha) M F is a step from zero with y = -sqrt(alpha) F
-        near = _neighbours(b_dr, p_slots, 0, W, RESIDENT, BLOCK)
+        near = exchange_with_neighbours(b_dr, p_slots, 0, W, RESIDENT, BLOCK)
         if not DETACH_INIT:
             F_near = _fetch(p_slots, ENTERING, N, W, RESIDENT, BLOCK)
-            sums = _add_entries(sums, b_dr, near, F_near, N, W, RESIDENT, BLOCK)
-        b_dF = _read(p_slots, DF, BLOCK) - _product(b_dr, near, M, N, W, RESIDENT, BLOCK)
-        _write(p_slots, DF, b_dF, BLOCK)
+            sums = _add_entries(sums, b_dr, near, F_near, p_slots, N, W, RESIDENT, BLOCK)
+        b_dF = read(p_slots, DF, BLOCK) - product(b_dr, near, M, p_slots, N, W, RESIDENT, BLOCK)
+        write(p_slots, DF, b_dF, BLOCK)
         tl.debug_barrier()
 
         # The sums are -dM, and M = scale L with L_ii = degree_i (lam - 1).
-        b_right = _read(p_slots, HAS_RIGHT, BLOCK) * (ROOT_ALPHA * _get(sums[1], RESIDENT, BLOCK))
-        b_down = tl.where(o < N - W, ROOT_ALPHA * _get(sums[2], RESIDENT, BLOCK), 0.0)
-        b_dlam = -ROOT_ALPHA * _degree(p_slots, N, W, BLOCK) * _get(sums[0], RESIDENT, BLOCK)
+        b_right = read(p_slots, HAS_RIGHT, BLOCK) * (
+            ROOT_ALPHA * kept_field(sums[1], p_slots, RESIDENT, BLOCK)
+        )
+        b_down = tl.where(o < N - W, ROOT_ALPHA * kept_field(sums[2], p_slots, RESIDENT, BLOCK), 0.0)
+        b_dlam = -ROOT_ALPHA * degree(p_slots, N, W, BLOCK) * kept_field(sums[0], p_slots, RESIDENT, BLOCK)
         b_dlam += _add_to_edges(p_slots, 0, b_right, lam_l, BLOCK)
         b_dlam += _add_to_edges(p_slots, 1, b_down, lam_l, BLOCK)
         tl.store(dparameters + i_b * 2 * NUM_BLOCKS + i_l, tl.sum(b_dlam, 0))
 
     tl.debug_barrier()
-    store_field(dedges + i_b * 2 * N, _read(p_slots, DEDGES, BLOCK), N, BLOCK)
-    store_field(dedges + i_b * 2 * N + N, _read(p_slots, DEDGES + 1, BLOCK), N, BLOCK)
-    b_dF = _read(p_slots, DF, BLOCK)
+    store_field(dedges + i_b * 2 * N, read(p_slots, DEDGES, BLOCK), N, BLOCK)
+    store_field(dedges + i_b * 2 * N + N, read(p_slots, DEDGES + 1, BLOCK), N, BLOCK)
+    b_dF = read(p_slots, DF, BLOCK)
     if NORMALISE:
-        b_F = _read(p_slots, NORMALISED, BLOCK)
-        b_dF = min_max_backward(b_dF, _read(p_slots, RAW, BLOCK), b_F, m)
+        b_F = read(p_slots, NORMALISED, BLOCK)
+        b_dF = min_max_backward(b_dF, read(p_slots, RAW, BLOCK), b_F, m)
     store_field(dF + i_b * N, b_dF, N, BLOCK)
 
 

@@ -171,12 +171,17 @@ def edge_similarity_backward_kernel(
 
 
 def _launch_options(S: Tensor) -> dict:
-    """Tile sizes: long along whichever of tokens and channels is contiguous in memory."""
+    """Tile sizes: long along whichever of tokens and channels is contiguous in memory.
+
+    Chosen so that registers hold them: float64 takes twice as many, a token of a channels-last map a mask for each
+    neighbour, and a grid of at most 64 tokens is not aligned.
+    """
+    double = S.dtype == torch.float64
     channels_last = S.stride(1) == 1 and S.shape[1] > 1
-    wide = 32 if S.dtype == torch.float64 else 64  # float64 takes twice the registers
-    block_t, block_c = (16, wide) if channels_last else (wide, 16)
+    few = S.shape[2] * S.shape[3] <= 64
+    block_t, block_c = (8, 32 if double else 64) if channels_last else (32 if double or few else 64, 16)
     return {
-        "DTYPE": tl.float64 if S.dtype == torch.float64 else tl.float32,
+        "DTYPE": tl.float64 if double else tl.float32,
         "BLOCK_T": block_t,
         "BLOCK_C": min(block_c, triton.next_power_of_2(S.shape[1])),
         "num_warps": 4,
