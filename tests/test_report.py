@@ -44,7 +44,8 @@ def test_the_file_is_self_contained(evaluated):
     text = evaluated[0].read_text()
     links = re.findall(r"""(?:src|href|url\()\s*=?\s*["'(]?([^"')\s>]+)""", text)
     assert links
-    assert all(link.startswith("data:image/jpeg;base64,") for link in links)
+    assert all(link.startswith(("data:image/jpeg;base64,", "#")) for link in links)
+    assert all(f'id="{link[1:]}"' in text for link in links if link.startswith("#"))
     assert "http" not in re.sub(r"data:image/jpeg;base64,[A-Za-z0-9+/=]+", "", text)
     assert "runs/&lt;scm&gt; &amp; co" in text, "names are escaped"
 
@@ -144,7 +145,7 @@ def test_pictures_are_there(page):
         page.execute_script("arguments[0].scrollIntoView()", image)
         assert (
             page.execute_script("const i = arguments[0]; return i.decode().then(() => i.naturalWidth)", image)
-            == 840
+            == 168
         )
 
 
@@ -195,6 +196,66 @@ def test_a_narrow_window_does_not_scroll_sideways(page):
     assert width <= visible
 
 
+def test_on_a_phone(page):
+    """360 pixels wide: nothing scrolls sideways, panels are large enough to see, texts to read."""
+    phone = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+    try:
+        assert page.execute_script("return document.documentElement.scrollWidth") <= 360
+        assert min(image.size["width"] for image in find(page, ".case img")[:5]) >= 130
+        sizes = page.execute_script(
+            "return [...document.querySelectorAll('p, td, figcaption, .tag')]"
+            ".map((item) => parseFloat(getComputedStyle(item).fontSize))"
+        )
+        assert min(sizes) >= 13
+    finally:
+        page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_the_gallery_comes_before_the_numbers(page):
+    places = [find(page, f"#{name}")[0].location["y"] for name in ("gallery", "figures", "charts", "classes")]
+    assert places == sorted(places)
+
+
+@pytest.fixture(scope="module")
+def several(evaluated, tmp_path_factory):
+    """The report of two more models beside that of `evaluated`, all on the same images: (path, results)."""
+    data, results = evaluated[3].about["data"], []
+    settings = EvaluationSettings("maxbox", step=0.01, batch_size=16, workers=0, report=True, all_maps=True)
+    for method in ("cls", "tscam", "scm"):
+        torch.manual_seed(0)
+        model = scm_fast.create_model("deit_tiny_patch16_224", 3, method, image_size=64).eval()
+        predictor = Predictor(model, torch.device("cpu"), name=f"runs/{method}")
+        results.append(evaluate(predictor, DataSource(data), settings))
+    path = tmp_path_factory.mktemp("several") / "report.html"
+    write_report(path, results[-1], results[:-1])
+    return path, results
+
+
+def test_methods_stand_side_by_side(page, several, evaluated):
+    """The same images, each with the map and the IoU of every method; and their figures in one table."""
+    path, results = several
+    page.get(path.as_uri())
+    try:
+        header, *rows = [
+            [cell.text for cell in row.find_elements("css selector", "td, th")]
+            for row in find(page, "#metrics tr")
+        ]
+        assert header == ["metric", "attention alone", "TS-CAM", "SCM", "full image", "centre box"]
+        table = {row[0]: row[1:4] for row in rows}
+        assert table["GT-Known"] == [f"{done.result.metrics['gt_known'].value:.2f}" for done in results]
+        chosen = choose_examples(results[-1].images)
+        cases = find(page, ".case")
+        assert len(cases) == len(chosen)
+        for case, position in list(zip(cases, chosen, strict=True))[:6]:
+            captions = [caption.text for caption in case.find_elements("css selector", "figcaption")]
+            ious = [f"{done.title} {done.images[position].iou:.2f}" for done in results]
+            assert captions == ["input", *ious]
+            assert results[-1].images[position].name in case.text
+    finally:
+        page.get(evaluated[0].as_uri())
+
+
 def image_result(index, iou, error="region"):
     return ImageResult(
         index, f"{index}.jpg", (10, 10), 0, [0], [1.0], [0, 0, 1, 1], [0, 0, 1, 1], iou, iou, error
@@ -233,7 +294,7 @@ def test_both_boxes_are_seen_where_they_agree(size, box):
 
 
 def test_pictures_of_the_gallery_keep_their_proportions(tmp_path):
-    """Five panels side by side; grey fills what a high picture leaves of its panel's width."""
+    """Grey fills what a high picture leaves of its panel's width."""
     for name, size in (("wide", (200, 100)), ("high", (60, 180))):
         folder = tmp_path / "test" / name
         folder.mkdir(parents=True)
@@ -245,17 +306,20 @@ def test_pictures_of_the_gallery_keep_their_proportions(tmp_path):
     ).eval()
     settings = EvaluationSettings("unboxed", workers=0, report=True)
     done = evaluate(Predictor(model, torch.device("cpu")), DataSource(tmp_path), settings)
-    strips = {}
-    for case in build_gallery(done):
-        data = np.frombuffer(base64.b64decode(case.strip.partition(",")[2]), np.uint8)
-        strips[case.image.name.split("/")[1]] = cv2.imdecode(data, cv2.IMREAD_COLOR_RGB).astype(int)
-    assert strips["wide"].shape == (84, 840, 3)
-    assert strips["high"].shape == (168, 840, 3)
-    red = (strips["high"][:, :168, 0] - strips["high"][:, :168, 1] > 128).sum(1)
-    assert np.abs(red - 56).max() <= 2, "a third as wide as high"
+    shapes = {"wide": (84, 168, 3), "high": (168, 168, 3)}
+    for case in build_gallery([done]):
+        name = case.image.name.split("/")[1]
+        assert [panel.caption for panel in case.panels] == ["input", "F0", "S0", "map", "box"]
+        for panel in case.panels:
+            data = np.frombuffer(base64.b64decode(panel.uri.partition(",")[2]), np.uint8)
+            picture = cv2.imdecode(data, cv2.IMREAD_COLOR_RGB).astype(int)
+            assert picture.shape == shapes[name]
+            if (name, panel.caption) == ("high", "input"):
+                red = (picture[..., 0] - picture[..., 1] > 128).sum(1)
+                assert np.abs(red - 56).max() <= 2, "a third as wide as high"
     write_report(tmp_path / "report.html", done)
     text = (tmp_path / "report.html").read_text()
-    assert all(case.image.box is not None for case in build_gallery(done)), "boxes without ground truth"
+    assert all(case.image.box is not None for case in build_gallery([done])), "boxes without ground truth"
     assert "Published results" not in text
 
 

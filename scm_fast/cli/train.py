@@ -55,5 +55,5 @@ def train(config: TrainConfig) -> None:
         trainer = Trainer(config, device, source, start_from=pretrain(config, device, source))
         trainer.fit()
         kept = trainer.folder.path / trainer.kept_model()
-        evaluate_kept_model(config, source, kept, device, trainer.amp)
+        evaluate_kept_model(config, source, kept, device, trainer.amp, trainer.kept_validation)
     end_processes()

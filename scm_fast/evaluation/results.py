@@ -20,6 +20,7 @@ from .metrics import SplitMetrics
 from .protocols import METRIC_NAMES, Result
 
 METRICS_FILE = "metrics.json"
+TITLES = {"cls": "attention alone", "tscam": "TS-CAM", "scm": "SCM"}
 
 
 class ImageMaps(NamedTuple):
@@ -64,6 +65,11 @@ class SplitResult:
     about: dict[str, Any]
     unboxed: Result | None = None
     maps: dict[int, ImageMaps] | None = None
+
+    @property
+    def title(self) -> str:
+        """The method, as people call it."""
+        return TITLES.get(self.about["method"], self.about["method"])
 
     @property
     def images_per_second(self) -> float:

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from .. import distributed
 from ..data import Batch, DataSource
-from ..evaluation import Predictor, Result, evaluate
+from ..evaluation import Predictor, Result, SplitMetrics, evaluate
 from ..evaluation.pipeline import check_classes
 from ..models.weights import load_strictly
 from ..threshold import threshold_from_json
@@ -79,6 +79,9 @@ class Trainer:
         self.step = 0  # optimiser steps of the whole run
         self.validated = 0  # epochs whose model was validated
         self.best: dict[str, float] = {}  # by metric
+        self.validations: dict[
+            str, SplitMetrics
+        ] = {}  # by metric, of the best model; none of before a resume
         self.meter = Meter()
         # Every process draws its own stochastic depth.
         torch.manual_seed(config.seed + 1 + distributed.rank())
@@ -263,13 +266,15 @@ class Trainer:
     def _validate_epoch(self) -> None:
         self.model.eval()
         predictor = Predictor(self.model, self.device, amp=self.amp)
-        result = evaluate(predictor, self.source, validation_settings(self.config, self.source)).result
+        done = evaluate(predictor, self.source, validation_settings(self.config, self.source))
+        result = done.result
         self.model.config.threshold = result.threshold
         if distributed.is_first():
             self._log_epoch(result)
         for metric in dict.fromkeys((self.config.best_metric, "top1_cls")):
             if metric in result.metrics and result.metrics[metric].value > self.best.get(metric, -1.0):
                 self.best[metric] = result.metrics[metric].value
+                self.validations[metric] = done.metrics
                 distributed.on_first(self.folder.save_model, self.model, f"best_{metric}")
         self.validated = self.loader.epoch
         self.save()
@@ -315,4 +320,13 @@ class Trainer:
 
     def kept_model(self) -> str:
         """The folder name of the model to evaluate: the best by the chosen metric, where it could be had."""
-        return f"best_{self.config.best_metric if self.config.best_metric in self.best else 'top1_cls'}"
+        return f"best_{self._kept_metric}"
+
+    @property
+    def kept_validation(self) -> SplitMetrics | None:
+        """What that model makes of the validation split, if this process has seen it."""
+        return self.validations.get(self._kept_metric)
+
+    @property
+    def _kept_metric(self) -> str:
+        return self.config.best_metric if self.config.best_metric in self.best else "top1_cls"

@@ -1,11 +1,13 @@
-"""One self-contained HTML file: figures beside baselines and published rows, charts, and a gallery."""
+"""One self-contained HTML file: a gallery, figures beside baselines and published rows, and charts."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import jinja2
 
+from ...files import replacing
 from ..protocols import METRIC_NAMES
 from ..results import SplitResult
 from . import charts
@@ -25,15 +27,21 @@ CLASSES_OF = {("CUB", 200), ("ILSVRC", 1000)}  # a few classes of a data set are
 MOST_POINTS = 256  # of a curve; more cannot be seen
 
 
-def write_report(path: Path, done: SplitResult) -> None:
-    """Write report.html; nothing in it is loaded from elsewhere."""
-    cases, table = build_gallery(done), done.metrics.table
+def write_report(path: Path, done: SplitResult, beside: Sequence[SplitResult] = ()) -> None:
+    """Write report.html; nothing in it is loaded from elsewhere.
+
+    beside: other results on the same images, whose maps and figures stand beside those of `done`; each has the maps
+        of all images (`EvaluationSettings.all_maps`).
+    """
+    results = [*beside, done]
+    cases, table = build_gallery(results), done.metrics.table
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader(__name__, ""), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     html = environment.get_template("template.html").render(
         about=done.about,
         result=done.result,
+        results=results,
         val_boxes_note=done.val_boxes_note,
         unboxed=done.unboxed,
         left_out=done.left_out,
@@ -46,7 +54,8 @@ def write_report(path: Path, done: SplitResult) -> None:
         class_names=done.dataset.class_names,
         shown_classes=sorted({case.image.label for case in cases}),
     )
-    path.write_text(html, encoding="utf-8")
+    with replacing(path) as partial:
+        partial.write_text(html, encoding="utf-8")
 
 
 def _this_model(done: SplitResult) -> PublishedRow:
