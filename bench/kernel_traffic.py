@@ -20,7 +20,7 @@ from typing import Any
 from kernel_launches import Launch
 from torch import Tensor
 
-from scm_fast.kernels.stencil import FILTERED, FORWARD_SLOTS
+from scm_fast.kernels.fields import FILTERED, FORWARD_SLOTS
 
 Arguments = Mapping[str, Any]
 

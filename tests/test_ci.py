@@ -30,7 +30,9 @@ def stand_ins(tmp_path):
             )
             program.chmod(0o755)
         path = f"{programs}{os.pathsep}{os.environ['PATH']}"
-        return {**os.environ, "PATH": path, "TMPDIR": str(tmp_path)}, lambda: log.read_text().splitlines()
+        # What `make test` was called with would go on to the make that is tested.
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+        return {**inherited, "PATH": path, "TMPDIR": str(tmp_path)}, lambda: log.read_text().splitlines()
 
     return write
 

@@ -464,9 +464,11 @@ def test_all_cores_are_shared_out_to_the_processes_of_a_machine(monkeypatch):
 def test_one_and_many_workers_give_the_same():
     images = make_images(7, masks=True)
     evaluations = []
+    before = multiprocessing.active_children()
     for workers in (1, 3):
         evaluator = Evaluator(step=0.02, workers=workers)
         accumulate(evaluator, images)
+        assert len(set(multiprocessing.active_children()) - set(before)) == workers
         evaluations.append(figures(evaluator.compute()))
     assert evaluations[0] == evaluations[1]
 

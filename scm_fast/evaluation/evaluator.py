@@ -257,7 +257,8 @@ def available_cores() -> int:
 
 class ExtractionPool:
     """Workers that run a `BoxExtractor`. Half of the work is Python, so threads would wait for each other:
-    these are processes, forked as those of DataLoader are; a thread where there is no fork.
+    these are processes, forked as those of DataLoader are; a thread where there is no fork. Even one is a
+    process: a thread that used OpenCV and ends while a later pool forks leaves its workers a locked mutex.
 
     `close` ends them; it must be called, whatever happens: OpenCV's number of threads is that of the whole
     process, and is 1 meanwhile.
@@ -271,7 +272,7 @@ class ExtractionPool:
         # So they are stopped here, before it, and the workers inherit a setting that needs none.
         self._opencv_threads: int | None = cv2.getNumThreads()
         cv2.setNumThreads(1)
-        if workers > 1 and sys.platform == "linux":
+        if sys.platform == "linux":
             self._function = _work
             self._pool = ProcessPoolExecutor(
                 workers, multiprocessing.get_context("fork"), _start_worker, (extractor,)
