@@ -125,9 +125,11 @@ def execute(args: argparse.Namespace) -> int:
 
 def _what_counts(args: argparse.Namespace) -> dict[str, str]:
     """The options that a result depends on, and which weights those of the checkpoint are."""
+    from ..models.weights import WEIGHTS_FILE
+
     free = ("images", "out", "format", "device", "batch_size")
     options = {name: str(value) for name, value in vars(args).items() if name not in free}
-    weights = args.checkpoint / "model.safetensors" if args.checkpoint.is_dir() else args.checkpoint
+    weights = args.checkpoint / WEIGHTS_FILE if args.checkpoint.is_dir() else args.checkpoint
     status = weights.stat()
     return options | {"checkpoint": f"{weights.resolve()} ({status.st_size} bytes, {status.st_mtime_ns})"}
 
