@@ -124,14 +124,20 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _what_counts(args: argparse.Namespace) -> dict[str, str]:
-    """The options that a result depends on, and which weights those of the checkpoint are."""
+    """The options that a result depends on; of a checkpoint, also which weights it has."""
+    free = ("images", "out", "format", "device", "batch_size")
+    return {name: _identity(value) for name, value in vars(args).items() if name not in free}
+
+
+def _identity(value: object) -> str:
+    """A value as text; of a file, or the weights in a folder, also how large it is and from when."""
     from ..models.weights import WEIGHTS_FILE
 
-    free = ("images", "out", "format", "device", "batch_size")
-    options = {name: str(value) for name, value in vars(args).items() if name not in free}
-    weights = args.checkpoint / WEIGHTS_FILE if args.checkpoint.is_dir() else args.checkpoint
-    status = weights.stat()
-    return options | {"checkpoint": f"{weights.resolve()} ({status.st_size} bytes, {status.st_mtime_ns})"}
+    if not isinstance(value, Path):
+        return str(value)
+    file = value / WEIGHTS_FILE if value.is_dir() else value
+    status = file.stat()
+    return f"{file.resolve()} ({status.st_size} bytes, {status.st_mtime_ns})"
 
 
 def _choose_threshold(localizer: Localizer, given: str | None, files: list[Path]) -> str:
