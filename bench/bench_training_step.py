@@ -1,9 +1,9 @@
-"""A training step: SCM on every backend, against SCM as its equations read and against TS-CAM.
+"""A training step: SCM on every backend, against SCM as its equations read, and all methods against TS-CAM.
 
     pytest bench/bench_training_step.py --benchmark-only          DeiT-Tiny, B = 8
     pytest bench/bench_training_step.py --benchmark-only --full   DeiT-Small, B = 16 as well, with its limits
 
-A step is forward, cross-entropy and backward at 224 pixels in float32; the optimiser is the same for all. Peak
+A step is forward, loss and backward at 224 pixels in float32; the optimiser is the same for all. Peak
 memory is that of the tensors which the step itself allocates, gradients included.
 """
 
@@ -16,12 +16,15 @@ from torch import nn
 from scm_fast import create_model
 from scm_fast.benchmarks.table import Case
 from scm_fast.models import cls_attention
+from scm_fast.models.methods import get_method
 
 CLASSES, SIZE, GRID = 200, 224, 14
 TINY, SMALL = "deit_tiny_patch16_224", "deit_small_patch16_224"
 TSCAM = "TS-CAM"
 # Of SCM against TS-CAM, with DeiT-Small.
 MAX_TIME_RATIO, MAX_MEMORY_RATIO = 1.08, 1.05
+# Of other methods against TS-CAM, with DeiT-Small.
+MAX_METHOD_RATIOS = {"sat": 1.05, "lctr": 1.35}
 
 
 def _literal_attend(self, q, k, v, mask=None):
@@ -47,7 +50,12 @@ def step_of(model: nn.Module, device: torch.device, batch: int) -> Implementatio
     images = torch.randn(batch, 3, SIZE, SIZE, generator=generator).to(device)
     labels = torch.randint(CLASSES, (batch,), generator=generator).to(device)
     model.to(device).train()
-    return Implementation(lambda: F.cross_entropy(model(images), labels), tuple(model.parameters()))
+
+    def loss():
+        output = model(images)
+        return sum(output.terms.values(), F.cross_entropy(output.logits, labels))
+
+    return Implementation(loss, tuple(model.parameters()))
 
 
 def case_of(backbone: str, batch: int, variant: str) -> Case:
@@ -83,3 +91,20 @@ def test_scm_beside_tscam(compare, device, limits, backbone, batch):
     if limits and backbone == SMALL:
         assert measured.ratio(ours, TSCAM) <= MAX_TIME_RATIO
         assert measured.peak_bytes[ours] <= MAX_MEMORY_RATIO * measured.peak_bytes[TSCAM]
+
+
+@pytest.mark.parametrize(("backbone", "batch"), shapes((TINY, 8), full=[(SMALL, 16)]))
+def test_methods_beside_tscam(compare, device, limits, backbone, batch):
+    """What other methods add to a step; no two have the same loss, so there is nothing to compare."""
+    doutput = torch.ones((), device=device)
+    names = {TSCAM: "tscam"} | {get_method(name).title: name for name in MAX_METHOD_RATIOS}
+    steps = {
+        title: step_of(create_model(backbone, CLASSES, name), device, batch) for title, name in names.items()
+    }
+    for step in steps.values():
+        proven({"reference": step}, doutput)  # runs once
+    case = case_of(backbone, batch, ", methods beside TS-CAM")
+    measured = compare(case, tasks(steps, "both", doutput), base=TSCAM, min_rounds=9)
+    if limits and backbone == SMALL:
+        for title, name in names.items():
+            assert measured.ratio(title, TSCAM) <= MAX_METHOD_RATIOS.get(name, 1), title

@@ -68,7 +68,7 @@ class SomeImages(DataSource):
 
 def rows(name: str, predictor: Predictor, source: DataSource) -> Iterator[list[str]]:
     """The lines of one checkpoint."""
-    has_semantic = predictor.model.config.method != "cls"
+    has_semantic = predictor.model.method.has_semantic
     for text in ("F0", "F0*S0") if has_semantic else ("F0",):
         predictor.strategy = Strategy.parse(text)
         done = evaluate(predictor, source, EvaluationSettings("unboxed", workers=0))

@@ -19,9 +19,15 @@ def takers(option: str) -> str:
 
 
 def methods() -> Iterable[str]:
-    from .models.config import METHODS
+    from .models.methods import method_names
 
-    return METHODS
+    return method_names()
+
+
+def maps() -> Iterable[str]:
+    from .models.maps import map_names
+
+    return map_names()
 
 
 def presets() -> Iterable[str]:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime
+import logging
 import os
+import re
+import socket
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,10 +16,33 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from .devices import resolve_device
-from .errors import InputError
+from .errors import TIMEOUT, InputError, LostProcess
 
 
-def start_processes(device: str) -> torch.device:
+@contextlib.contextmanager
+def processes(device: str, timeout: float = TIMEOUT) -> Iterator[torch.device]:
+    """Within the `with`, this process works with the others that torchrun started, if it did; gives its device.
+
+    Raises LostProcess when another one has died, or has not answered for `timeout` seconds.
+    """
+    try:
+        yield start_processes(device, timeout)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    except RuntimeError as error:
+        # NCCL and the store have errors of their own; gloo's are known by the names of its files.
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error):
+            raise
+        place = (
+            f"process {os.environ.get('RANK')} of {os.environ.get('WORLD_SIZE')} on {socket.gethostname()}"
+        )
+        cause = str(error).splitlines()[0]
+        if re.search("timed out|timeout", cause, re.I):
+            cause = f"no answer within {timeout:g} s"
+        raise LostProcess(f"{place} lost another one: {cause}") from error
+
+
+def start_processes(device: str, timeout: float) -> torch.device:
     """Join the other processes if torchrun started this one; gives the device of this process."""
     if "LOCAL_RANK" in os.environ and device.startswith("cuda:"):
         _refuse_one_gpu_for_all(device)
@@ -31,12 +60,28 @@ def start_processes(device: str) -> torch.device:
         torch.cuda.set_device(device)
     # gloo beside NCCL carries what is on the CPU: random states, file names, tables of the evaluation.
     backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
-    # After a restart torchrun's store still has the addresses of the processes that died, and whoever reads
-    # before the others have written would call those. So each attempt has names of its own.
-    store, rank, world = next(iter(rendezvous("env://")))
-    store = dist.PrefixStore(f"attempt {restarts()}", store)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world)
+    limit = datetime.timedelta(seconds=timeout)
+    store, rank, world = next(iter(rendezvous("env://", timeout=limit)))
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        # After a restart torchrun's store still has the addresses of the processes that died, and whoever reads
+        # before the others have written would call those. So each attempt has names of its own.
+        store = dist.PrefixStore(f"attempt {restarts()}", store)
+        _warn_of_machines_that_count_for_themselves(rank)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=limit)
     return torch.device(device)
+
+
+def _warn_of_machines_that_count_for_themselves(rank: int) -> None:
+    """A machine that comes back counts its restarts from 0, and does not find the others in their store."""
+    if (
+        rank == 0
+        and int(os.environ["GROUP_WORLD_SIZE"]) > 1
+        and os.environ["TORCHELASTIC_MAX_RESTARTS"] != "0"
+    ):
+        logging.getLogger("scm_fast").warning(
+            "torchrun cannot restart several machines that share its store: export "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 first (docs/training.md)"
+        )
 
 
 def _refuse_one_gpu_for_all(device: str) -> None:
@@ -48,14 +93,8 @@ def _refuse_one_gpu_for_all(device: str) -> None:
         )
 
 
-def end_processes() -> None:
-    """Leave the other processes, if there are some; all of them call it together."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
 def restarts() -> int:
-    """How often torchrun has started this process again."""
+    """How often torchrun has started this process again; each machine counts for itself."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
@@ -95,6 +134,18 @@ def on_first(function: Any, *arguments: Any) -> Any:
     if isinstance(result, InputError):
         raise result
     return result
+
+
+def mean_of_means(mean: torch.Tensor) -> torch.Tensor:
+    """The mean over processes of each one's own, for a loss that is not linear in it.
+
+    Its gradient is that of the process's own mean: DistributedDataParallel takes the mean of those.
+    """
+    if world_size() == 1:
+        return mean
+    total = mean.detach().clone()
+    dist.all_reduce(total)
+    return mean + (total / world_size() - mean).detach()
 
 
 def sum_over_processes(*values: float) -> list[float]:

@@ -88,6 +88,9 @@ class Localizer:
         top_k: how many classes a prediction lists.
         mirror: average scores and maps with those of the mirror image, in two passes.
         max_boxes: most boxes of an image. From 2 on, other parts of the map that are large enough have theirs too.
+        map: another map than the model's own, such as "rollout"; see docs/methods.md. The checkpoint's threshold
+            is not for it.
+        refine: apply SCM's diffusion to the maps.
     """
 
     def __init__(
@@ -99,6 +102,8 @@ class Localizer:
         top_k: int = 5,
         mirror: bool = False,
         max_boxes: int = 1,
+        map: str | None = None,
+        refine: bool = False,
     ) -> None:
         if not isinstance(model, LocalizationModel):
             raise InputError(
@@ -111,9 +116,11 @@ class Localizer:
                 raise InputError(f"{name} must be positive, got {value}")
         self.device = resolve_device(device)
         self.model = model.for_inference().to(self.device)
-        self.predictor = Predictor(self.model, self.device, mirror=mirror)
+        self.predictor = Predictor(self.model, self.device, mirror=mirror, map=map, refine=refine)
         self.batch_size = batch_size
-        self.threshold = threshold_to_use(config.threshold, threshold)
+        chosen = config.threshold if map is None and not refine else None
+        self.follows_checkpoint = threshold is None and chosen is not None
+        self.threshold = threshold_to_use(chosen, threshold)
         self.top_k = min(top_k, config.num_classes)
         self.max_boxes = max_boxes
         self.class_names = list(config.class_names or (str(index) for index in range(config.num_classes)))
@@ -129,9 +136,11 @@ class Localizer:
         top_k: int = 5,
         mirror: bool = False,
         max_boxes: int = 1,
+        map: str | None = None,
+        refine: bool = False,
     ) -> Localizer:
-        """Of a folder that `save_model` wrote, or a published SCM or TS-CAM file."""
-        return cls(load_model(path), device, batch_size, threshold, top_k, mirror, max_boxes)
+        """Of a folder that `save_model` wrote, or a published file."""
+        return cls(load_model(path), device, batch_size, threshold, top_k, mirror, max_boxes, map, refine)
 
     def predict(self, images: ImageLike | Iterable[ImageLike]) -> list[Prediction | Failure]:
         """One entry per image, in their order; a `Failure`, which is logged, for one that cannot be read.

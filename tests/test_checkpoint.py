@@ -161,7 +161,10 @@ def test_a_broken_config_is_named(tmp_path):
         ({"threshold": {"valu": 0.2}}, r"threshold must be in \[0, 1\), got \{'valu': 0.2\}"),
         ({"mean": [0.5, 0.5]}, r"mean\.2: field required"),
         ({"std": [0.5, 0, 0.5]}, r"std\.1: input should be greater than 0, got '0'"),
-        ({"method": "scn"}, "method must be one of scm, tscam, cls, got 'scn'"),
+        (
+            {"method": "scn"},
+            "method must be one of cls, lctr, sat, scm, tscam, got 'scn'; did you mean 'scm'",
+        ),
         ({"class_names": ["a"]}, "class_names must have 3 entries, one per class, got 1"),
         (
             {"backbone_options": SMALL | {"depth": 100_000}},

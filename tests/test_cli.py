@@ -55,7 +55,7 @@ def test_mistyped_command(capsys):
     ("arguments", "message"),
     [
         (["predict", "a.jpg", "--chekpoint", "x"], "unknown option --chekpoint; did you mean --checkpoint?"),
-        (["predict", "a.jpg", "--out=x"], "required: --checkpoint"),
+        (["predict", "a.jpg", "--out=x"], "one of the arguments --checkpoint --model is required"),
         (["evaluate", "--check", "x"], "unknown option --check"),
         (["check-data", ".", "--layout", "cube"], "invalid choice: 'cube'"),
     ],

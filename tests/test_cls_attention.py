@@ -343,7 +343,7 @@ def _ddp_worker(rank, world, address, gradients):
     parallel = DistributedDataParallel(model)  # fails on a parameter without a gradient
     for _ in range(2):
         parallel.zero_grad()
-        logits = parallel(images.chunk(world)[rank])
+        logits = parallel(images.chunk(world)[rank]).logits
         nn.functional.cross_entropy(logits, labels.chunk(world)[rank]).backward()
     if rank == 0:
         gradients.update({name: p.grad.numpy() for name, p in model.named_parameters()})
@@ -362,7 +362,7 @@ def test_distributed_data_parallel_equals_one_process(tmp_path):
         mp.spawn(_ddp_worker, (2, f"file://{tmp_path}/store", gradients), nprocs=2)
         gradients = dict(gradients)
     model, images, labels = _ddp_case()
-    nn.functional.cross_entropy(model(images), labels).backward()
+    nn.functional.cross_entropy(model(images).logits, labels).backward()
     assert gradients.keys() == dict(model.named_parameters()).keys()
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(torch.from_numpy(gradients[name]), parameter.grad, msg=name)

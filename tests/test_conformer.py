@@ -183,5 +183,5 @@ def test_a_file_with_a_wrong_key_is_an_error(tmp_path):
 
 def test_every_parameter_is_trained():
     model = create_model("conformer_small_patch16", 5, backbone_options=TINY).train()
-    F.cross_entropy(model(torch.randn(4, 3, 64, 64)), torch.tensor([0, 1, 2, 3])).backward()
+    F.cross_entropy(model(torch.randn(4, 3, 64, 64)).logits, torch.tensor([0, 1, 2, 3])).backward()
     assert [name for name, p in model.named_parameters() if p.grad is None] == []

@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 
 from scm_fast import InputError, distributed
+from scm_fast.errors import LostProcess
 
 
 @pytest.fixture
@@ -16,14 +17,14 @@ def two_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_device", done.append)
-    monkeypatch.setattr(distributed, "rendezvous", lambda address: iter([(dist.HashStore(), 1, 2)]))
+    monkeypatch.setattr(distributed, "rendezvous", lambda address, timeout: iter([(dist.HashStore(), 1, 2)]))
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **options: done.append(backend))
     return done
 
 
 @pytest.mark.parametrize("given", ["cuda", "auto"])
 def test_each_process_takes_its_own_gpu(two_gpus, given):
-    assert distributed.start_processes(given) == torch.device("cuda:1")
+    assert distributed.start_processes(given, 60) == torch.device("cuda:1")
     assert two_gpus == ["cuda:1", "cpu:gloo,cuda:nccl"]
 
 
@@ -32,23 +33,57 @@ def test_one_gpu_for_all_processes_is_refused(two_gpus, given):
     with pytest.raises(
         InputError, match=rf"--device {given}: 2 processes .* one GPU. Give --device cuda, and"
     ):
-        distributed.start_processes(given)
+        distributed.start_processes(given, 60)
     assert two_gpus == []
 
 
 def test_one_process_may_choose_its_gpu(two_gpus, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
-    assert distributed.start_processes("cuda:0") == torch.device("cuda:0")
+    assert distributed.start_processes("cuda:0", 60) == torch.device("cuda:0")
 
 
 def test_more_processes_than_gpus(two_gpus, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "2")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     with pytest.raises(InputError, match="process 2 of this machine has no GPU: there are 2"):
-        distributed.start_processes("cuda")
+        distributed.start_processes("cuda", 60)
 
 
 def test_without_torchrun():
-    assert distributed.start_processes("cpu") == torch.device("cpu")
+    assert distributed.start_processes("cpu", 60) == torch.device("cpu")
     assert (distributed.rank(), distributed.world_size(), distributed.gather("x")) == (0, 1, ["x"])
     assert distributed.sum_over_processes(1, 2.5) == [1.0, 2.5]
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (dist.DistBackendError("NCCL: remote process exited"), "NCCL: remote process exited"),
+        (dist.DistStoreError("wait timeout after 5000ms, keys: /0"), "no answer within 5 s"),
+        (
+            RuntimeError("[gloo/transport/tcp/pair.cc:538] Connection closed by peer"),
+            "Connection closed by peer",
+        ),
+        (
+            RuntimeError("[gloo/unbound_buffer.cc:78] Timed out waiting 5000ms for recv"),
+            "no answer within 5 s",
+        ),
+    ],
+)
+def test_an_exchange_that_fails_is_a_lost_process(error, lost):
+    with pytest.raises(LostProcess, match=f"lost another one: .*{lost}"), distributed.processes("cpu", 5):
+        raise error
+
+
+def test_other_errors_are_left_alone():
+    with pytest.raises(RuntimeError, match="mat1 and mat2"), distributed.processes("cpu", 5):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+
+@pytest.mark.parametrize("shares", ["True", "False"])
+def test_machines_that_share_a_store_are_warned(two_gpus, monkeypatch, caplog, shares):
+    monkeypatch.setattr(distributed, "rendezvous", lambda address, timeout: iter([(dist.HashStore(), 0, 2)]))
+    for name, value in (("GROUP_WORLD_SIZE", "2"), ("MAX_RESTARTS", "3"), ("USE_AGENT_STORE", shares)):
+        monkeypatch.setenv(name if name[0] == "G" else f"TORCHELASTIC_{name}", value)
+    distributed.start_processes("cuda", 60)
+    assert ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in caplog.text) == (shares == "True")

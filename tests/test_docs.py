@@ -21,6 +21,7 @@ from scm_fast.cli.program import Parser
 from scm_fast.data.layouts import registry as layouts
 from scm_fast.models.architectures import registry as architectures
 from scm_fast.models.export import export_model
+from scm_fast.models.methods import registry as methods
 from scm_fast.training.recipes import config_from_options
 
 ROOT = Path(__file__).parents[1]
@@ -77,6 +78,7 @@ def test_python_snippets_run(page, user_folder, monkeypatch):
     monkeypatch.setattr(timm_builder, "load_pretrained", lambda *args, **kwargs: None)
     monkeypatch.setattr(layouts, "_layouts", dict(layouts._layouts))  # pages register some of their own
     monkeypatch.setattr(architectures, "_architectures", list(architectures._architectures))
+    monkeypatch.setattr(methods, "_methods", dict(methods._methods))
     torch.manual_seed(0)
     namespace: dict[str, object] = {"__name__": "__main__"}
     for block in blocks(page.read_text(), "python"):

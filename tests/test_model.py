@@ -93,7 +93,7 @@ def test_deit_tiny_with_scm_equals_the_literal_network(preset, dtype, value, gra
 
     logits, F0, S0 = literal_scm(weights, images.double(), 3, 16, iterations, preset == "official")
     F.cross_entropy(logits, labels).backward()
-    got = model.train()(images)
+    got = model.train()(images).logits
     F.cross_entropy(got, labels).backward()
     evaluated = model.eval()(images)
 
@@ -123,8 +123,8 @@ def test_methods_share_the_network():
     for ours, theirs in zip(scm.eval()(images), tscam.eval()(images), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
     # TS-CAM trains the pooled semantic map; SCM trains the calibrated one.
-    torch.testing.assert_close(tscam.train()(images), scm.eval()(images).logits)
-    assert not torch.allclose(scm.train()(images), tscam.train()(images))
+    torch.testing.assert_close(tscam.train()(images).logits, scm.eval()(images).logits)
+    assert not torch.allclose(scm.train()(images).logits, tscam.train()(images).logits)
 
 
 def test_cls_method_is_a_linear_head_on_the_cls_token():
@@ -132,7 +132,7 @@ def test_cls_method_is_a_linear_head_on_the_cls_token():
     images = torch.randn(2, 3, 64, 64)
     tokens = model.backbone.forward_features(images)
     torch.testing.assert_close(
-        model.train()(images), F.linear(tokens[:, 0], model.head.weight, model.head.bias)
+        model.train()(images).logits, F.linear(tokens[:, 0], model.head.weight, model.head.bias)
     )
     localization = model.eval()(images)
     assert localization.semantic is None
@@ -229,7 +229,7 @@ def test_training_and_inference_compile_without_a_graph_break():
     expected = model(images)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(images), expected)
-    F.cross_entropy(compiled(images), torch.tensor([1, 2])).backward()
+    F.cross_entropy(compiled(images).logits, torch.tensor([1, 2])).backward()
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
     plain = model.for_inference()
     got, expected = torch.compile(plain, backend="aot_eager", fullgraph=True)(images), plain(images)
@@ -249,7 +249,7 @@ def test_deep_copies_are_independent():
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    ({"method": "cam"}, "method must be one of scm, tscam, cls"),
+    ({"method": "cam"}, "method must be one of cls, lctr, sat, scm, tscam"),
     ({"preset": "mine"}, "preset must be one of paper, official"),
     ({"num_classes": 0}, "num_classes must be a positive integer"),
     ({"class_names": ["a"]}, "class_names must have 5 entries"),

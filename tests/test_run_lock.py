@@ -1,5 +1,6 @@
 """One command at a time in a run folder."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -9,47 +10,59 @@ import pytest
 
 from scm_fast import InputError
 from scm_fast.cli import main
+from scm_fast.training import lock
 from scm_fast.training.lock import FILE, RunLock
 from scm_fast.training.run_folder import RunFolder
 
 HOLD = """
-import sys
+import socket, sys
 from pathlib import Path
 from scm_fast.training.lock import RunLock
-RunLock(Path(sys.argv[1])).acquire()
+host = sys.argv[2] if len(sys.argv) > 2 else socket.gethostname()
+socket.gethostname = lambda: host
+lock = RunLock(Path(sys.argv[1]))
+lock.acquire()
 print("held", flush=True)
 sys.stdin.read()
 """
 
 
-@pytest.fixture
-def other(tmp_path):
-    """A process that holds the lock of tmp_path / "run"."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path / "run")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+@contextlib.contextmanager
+def holding(folder, *host):
+    """A process that holds the lock of a folder, on this machine or as if on another one."""
+    command = [sys.executable, "-c", HOLD, str(folder), *host]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"held\n"
     yield process
     process.kill()
     process.communicate()
 
 
+@pytest.fixture
+def other(tmp_path):
+    with holding(tmp_path / "run") as process:
+        yield process
+
+
+@pytest.fixture
+def elsewhere(tmp_path):
+    with holding(tmp_path / "run", "elsewhere") as process:
+        yield process
+
+
 def test_another_process_is_named(tmp_path, other):
-    with pytest.raises(
-        InputError, match=rf"process {other.pid} on .* is training here; wait for it"
-    ) as refused:
+    with pytest.raises(InputError, match=rf"process {other.pid} on .* is training here; wait for it"):
         RunLock(tmp_path / "run").acquire()
-    assert "remove" not in str(refused.value)  # it is certainly alive
     assert json.loads((tmp_path / "run" / FILE).read_text())["process"] == other.pid
 
 
 def test_lock_of_a_process_that_was_killed(tmp_path, other):
     other.kill()
     other.wait()
-    lock = RunLock(tmp_path / "run")
-    lock.acquire()
+    mine = RunLock(tmp_path / "run")
+    mine.acquire()
     assert json.loads((tmp_path / "run" / FILE).read_text())["process"] == os.getpid()
-    lock.release()
+    mine.release()
     assert os.listdir(tmp_path / "run") == []
 
 
@@ -62,13 +75,27 @@ def test_a_later_process_of_the_same_number(tmp_path, other):
     RunLock(tmp_path / "run").acquire()
 
 
-def test_another_machine(tmp_path):
-    content = {"process": 1, "host": "elsewhere", "started": None}
-    (tmp_path / FILE).write_text(json.dumps(content))
-    with pytest.raises(
-        InputError, match=rf"process 1 on elsewhere .* no longer alive, remove {tmp_path}/{FILE}"
-    ):
-        RunLock(tmp_path).acquire()
+def test_live_process_of_another_machine(tmp_path, elsewhere):
+    with pytest.raises(InputError, match=rf"process {elsewhere.pid} on elsewhere is training here"):
+        RunLock(tmp_path / "run").acquire()
+
+
+def test_killed_process_of_another_machine(tmp_path, elsewhere, monkeypatch):
+    """As after a node has failed, when the job is requeued on another one."""
+    monkeypatch.setattr(lock, "SILENCE", 3 * lock.RENEWAL)
+    elsewhere.kill()
+    elsewhere.wait()
+    RunLock(tmp_path / "run").acquire()
+    assert json.loads((tmp_path / "run" / FILE).read_text())["process"] == os.getpid()
+
+
+def test_a_lock_that_was_taken_is_left_to_its_new_holder(tmp_path):
+    mine = RunLock(tmp_path)
+    mine.acquire()
+    (tmp_path / FILE).unlink()
+    (tmp_path / FILE).write_text("of another process")
+    mine.release()
+    assert (tmp_path / FILE).read_text() == "of another process"
 
 
 def test_half_written_file(tmp_path):
@@ -78,9 +105,9 @@ def test_half_written_file(tmp_path):
 
 
 def test_a_lock_that_was_replaced_meanwhile_is_put_back(tmp_path):
-    lock = RunLock(tmp_path)
+    mine = RunLock(tmp_path)
     (tmp_path / FILE).write_text("of a live process")
-    lock._remove_stale("of a dead one")
+    mine._remove_stale("of a dead one")
     assert os.listdir(tmp_path) == [FILE]
     assert (tmp_path / FILE).read_text() == "of a live process"
 

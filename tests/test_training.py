@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 import scm_fast.data.source as source_module
 import scm_fast.training.trainer as trainer_module
-from scm_fast import InputError, create_model, load_model
+from scm_fast import InputError, create_model, distributed, load_model
 from scm_fast.cli import main
 from scm_fast.cli.program import Parser
 from scm_fast.cli.train import train
@@ -223,9 +223,11 @@ class TestConfig:
         create_model(
             config.backbone,
             3,
+            config.method,
             preset=config.preset,
             image_size=config.image_size,
             backbone_options=config.backbone_options,
+            method_options=config.method_options,
             calibration=config.calibration,
         )
 
@@ -565,3 +567,10 @@ class TestTrainer:
         assert "Top-1 classification" in shown
         assert re.search(r"epoch 1/1: .*, threshold between:0\.2 without boxes, ", shown), shown
         assert "protocol unboxed; threshold between:0.2, the default: " in shown
+
+
+def test_machines_that_see_different_run_folders(tmp_path, cub, monkeypatch):
+    """The other process resumed after step 6, this one found no checkpoint."""
+    monkeypatch.setattr(distributed, "gather", lambda value: [value, 6] if type(value) is int else [value])
+    with pytest.raises(InputError, match=r"different steps there \(0, 6\).*that all machines share"):
+        Trainer(tiny(tmp_path / "run", cub), CPU)

@@ -21,8 +21,10 @@ A threshold is a number for all images (rule global), or follows each map: mean 
 Where nobody has drawn the boxes of the validation split, --val-boxes takes others for it: what scm-fast predict
 --format coco found, or a wsolevaluation folder. The boxes of the evaluated split stay its own.
 
-All metrics come from one pass. Results are printed, and written to --out: metrics.json, predictions.csv,
-predictions.coco.json and, with --report, report.html. --json prints what metrics.json has instead of a table.
+--map takes another map than the model's own, such as rollout or gradcam, and --refine applies SCM's diffusion to it
+(docs/methods.md). All metrics come from one pass. Results are printed, and written to --out: metrics.json,
+predictions.csv, predictions.coco.json and, with --report, report.html. --json prints what metrics.json has instead
+of a table.
 """
 
 from __future__ import annotations
@@ -59,6 +61,8 @@ def add_arguments(parser: Parser) -> None:
     parser.add_choice("--rule", choices.heldout_rules, default=BEST, help=f"of heldout ({BEST})")
     parser.add_argument("--step", type=float, default=0.001, help="of the thresholds that are tried (0.001)")
     parser.add_argument("--strategy", help="maps to combine, such as F4*S4 (F0*S0)")
+    other = parser.add_argument("--map")
+    parser.add_argument("--refine", action="store_true", help="apply SCM's diffusion to the maps")
     parser.add_argument("--mirror", action="store_true", help="average with the mirror image: two passes")
     parser.add_argument("--skip-bad-images", action="store_true", help="leave out and list, do not stop")
     parser.add_argument("--batch-size", type=int, default=64, help="images per process (64)")
@@ -72,10 +76,15 @@ def add_arguments(parser: Parser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print metrics.json instead of the table")
 
+    def explain() -> None:
+        other.help = f"another map than the model's own: {', '.join(choices.maps())}"
+
+    parser.before_help = explain
+
 
 def execute(args: argparse.Namespace) -> int:
     from ..data import DataSource
-    from ..distributed import end_processes, is_first, on_first, start_processes
+    from ..distributed import is_first, on_first, processes
     from ..evaluation import EvaluationSettings, Predictor, Strategy, evaluate, summary, write_results
     from ..evaluation.predictor import DEFAULT
     from ..evaluation.results import METRICS_FILE
@@ -101,24 +110,34 @@ def execute(args: argparse.Namespace) -> int:
     strategy = Strategy.parse(args.strategy or DEFAULT)
     if args.save_threshold:
         check_threshold_can_be_saved(args.checkpoint)
-        if strategy != Strategy():
+        if strategy != Strategy() or args.map or args.refine:
             raise InputError(
-                f"--save-threshold: the model is used with {DEFAULT}, not with --strategy {strategy}"
+                "--save-threshold: the model is used with its own map, not with --strategy, --map or --refine"
             )
-    device = start_processes(args.device)
-    model = load_model(args.checkpoint).to(device)
-    strategy.check(model)
-    predictor = Predictor(model, device, strategy, amp_dtype(args.amp, device), args.checkpoint, args.mirror)
-    source = DataSource(args.data, args.layout, args.images, args.boxes, args.skip_bad_images, args.val_boxes)
-    checkpoint = Path(args.checkpoint)
-    out = args.out or (checkpoint if checkpoint.is_dir() else checkpoint.parent) / "evaluation"
-    on_first(make_folder, out, "--out")
+    with processes(args.device) as device:
+        model = load_model(args.checkpoint).to(device)
+        strategy.check(model)
+        predictor = Predictor(
+            model,
+            device,
+            strategy,
+            amp_dtype(args.amp, device),
+            args.checkpoint,
+            args.mirror,
+            args.map,
+            args.refine,
+        )
+        source = DataSource(
+            args.data, args.layout, args.images, args.boxes, args.skip_bad_images, args.val_boxes
+        )
+        checkpoint = Path(args.checkpoint)
+        out = args.out or (checkpoint if checkpoint.is_dir() else checkpoint.parent) / "evaluation"
+        on_first(make_folder, out, "--out")
 
-    done = evaluate(predictor, source, settings)
-    if is_first():
-        write_results(out, done)
-        if args.save_threshold and done.result.threshold is not None:
-            save_threshold(args.checkpoint, done.result.threshold)
-        print((out / METRICS_FILE).read_text() if args.json else summary(done, out))
-    end_processes()
+        done = evaluate(predictor, source, settings)
+        if is_first():
+            write_results(out, done)
+            if args.save_threshold and done.result.threshold is not None:
+                save_threshold(args.checkpoint, done.result.threshold)
+            print((out / METRICS_FILE).read_text() if args.json else summary(done, out))
     return 0

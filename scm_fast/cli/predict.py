@@ -1,11 +1,14 @@
-"""Classes and boxes of your images, with a trained checkpoint.
+"""Classes and boxes of your images, with a trained checkpoint or a classifier of timm.
 
+  scm-fast predict photos/ --model deit_tiny_patch16_224 --out found --overlay
   scm-fast predict photos/ --checkpoint runs/birds/last --out found
   scm-fast predict a.jpg b.png --checkpoint scm_cub.pth --out found --format csv --overlay
   scm-fast predict flocks/ --checkpoint runs/birds/last --out found --max-boxes 5 --overlay
 
 IMAGES are files or folders; a folder stands for all images below it. The checkpoint is a model that training
-kept (last or best_gt_known in the run folder), or a published SCM or TS-CAM .pth file. In the folder OUT you get
+kept (last or best_gt_known in the run folder), or a published .pth file. --model takes a
+classifier of timm as it is, with its ImageNet classes: no training, and the weights of timm's hub or of a file
+(--pretrained). --map takes another map than the model's own (docs/methods.md). In the folder OUT you get
 
   json   predictions.json        size, boxes (x0 y0 x1 y1, pixels) and best classes of every image
   coco   predictions.coco.json   for annotation tools: bbox is x y width height
@@ -53,7 +56,10 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("images", nargs="+", metavar="IMAGES", type=Path, help="image files or folders")
-    parser.add_argument("--checkpoint", required=True, type=Path, help="folder or published .pth file")
+    model = parser.add_mutually_exclusive_group(required=True)
+    model.add_argument("--checkpoint", type=Path, help="folder or published .pth file")
+    model.add_argument("--model", metavar="NAME", help="classifier of timm, such as deit_tiny_patch16_224")
+    parser.add_argument("--pretrained", metavar="FILE", type=Path, help="weights of --model (timm's hub)")
     parser.add_argument("--out", required=True, type=Path, help="folder for the results")
     parser.add_argument("--format", choices=["json", "coco", "csv", "yolo"], default="json")
     parser.add_argument("--overlay", action="store_true", help="also draw maps and boxes")
@@ -67,6 +73,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threshold", help="such as 0.3 or between:0.3 (default: the checkpoint's, or chosen by the images)"
     )
+    parser.add_argument("--map", metavar="MAP", help="such as rollout, gradcam (default: the model's own)")
+    parser.add_argument("--refine", action="store_true", help="apply SCM's diffusion to the maps")
     parser.add_argument("--max-boxes", type=int, default=1, metavar="K", help="of an image (default 1)")
     parser.add_argument("--mirror", action="store_true", help="average with the mirror image: two passes")
     parser.add_argument("--top-k", type=int, default=5, help="classes listed in json (default 5)")
@@ -78,6 +86,7 @@ def execute(args: argparse.Namespace) -> int:
     from ..formats import FORMATS
     from ..journal import Journal
     from ..localizer import Localizer, image_files
+    from ..models import load_classifier, load_model
     from ..threshold import Threshold
 
     if missing := [str(path) for path in args.images if not path.exists()]:
@@ -86,14 +95,18 @@ def execute(args: argparse.Namespace) -> int:
         raise InputError(f"--overlay-side must be positive, got {args.overlay_side}")
     # A file that is given twice, or by itself and by its folder, is one image.
     files = list(dict.fromkeys(file for path in args.images for file in image_files(path)))
-    localizer = Localizer.from_checkpoint(
-        args.checkpoint,
+    if args.pretrained and not args.model:
+        raise InputError("--pretrained: goes with --model")
+    localizer = Localizer(
+        load_classifier(args.model, args.pretrained) if args.model else load_model(args.checkpoint),
         args.device,
         args.batch_size,
         args.threshold,
         args.top_k,
         args.mirror,
         args.max_boxes,
+        args.map,
+        args.refine,
     )
     make_folder(args.out, "--out")
     with contextlib.closing(Journal(args.out, _what_counts(args))) as journal:
@@ -144,7 +157,7 @@ def _choose_threshold(localizer: Localizer, given: str | None, files: list[Path]
     """Whose threshold it is, in words."""
     if given is not None:
         return "given"
-    if localizer.model.config.threshold is not None:
+    if localizer.follows_checkpoint:
         return "the checkpoint's"
     return localizer.choose_threshold(files)
 

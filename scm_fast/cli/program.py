@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
-from ..errors import InputError
+from ..errors import InputError, LostProcess
 
 
 class Choices(Iterable[str]):
@@ -97,6 +97,8 @@ def guarded(program: str, action: Callable[[], int | None]) -> int:
         return 128 + signal.SIGINT
     except Stop as stop:
         return _report(program, str(stop), stop.status)
+    except LostProcess as error:
+        return _report(program, str(error), 1, _is_first_of_its_machine())
     except InputError as error:
         return _report(program, f"error: {error}", 2)
     except OSError as error:
@@ -127,9 +129,13 @@ def _is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _report(program: str, message: str, status: int) -> int:
+def _is_first_of_its_machine() -> bool:
+    return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
+def _report(program: str, message: str, status: int, speaks: bool | None = None) -> int:
     """Print the message. What stops all processes is said by the first; torchrun then ends the others."""
-    if not _is_first():
+    if not (_is_first() if speaks is None else speaks):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(10)  # SIGTERM ends it
     print(f"{program}: {message}", file=sys.stderr, flush=True)

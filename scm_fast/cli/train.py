@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 
+from ..errors import LostProcess
 from ..training.config import TrainConfig
 from ..training.recipes import add_options, config_from_options
 from .program import Parser, Stop
@@ -37,23 +38,24 @@ def execute(args: argparse.Namespace) -> int:
         raise Stop(str(error), 1) from None
     except Interrupted as error:
         raise Stop(str(error), 128 + error.number) from None
+    except LostProcess as error:
+        raise LostProcess(f"{error}; --resume auto continues after the last checkpoint") from None
     return 0
 
 
 def train(config: TrainConfig) -> None:
     """A whole run: training, and the evaluation of the model that it kept."""
-    from ..distributed import end_processes, start_processes
+    from ..distributed import processes
     from ..training.pretraining import pretrain
     from ..training.run_folder import RunFolder
     from ..training.trainer import Trainer
     from ..training.validation import evaluate_kept_model
 
-    device, source = start_processes(config.device), config.source()
     assert config.out is not None
-    with RunFolder(config.out).locked():
+    source = config.source()
+    with processes(config.device, config.partner_timeout) as device, RunFolder(config.out).locked():
         config = config.with_batch(len(source.split(config.train_split)))
         trainer = Trainer(config, device, source, start_from=pretrain(config, device, source))
         trainer.fit()
         kept = trainer.folder.path / trainer.kept_model()
         evaluate_kept_model(config, source, kept, device, trainer.amp, trainer.kept_validation)
-    end_processes()

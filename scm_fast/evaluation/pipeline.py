@@ -242,6 +242,7 @@ def _about(predictor: Predictor, source: DataSource, settings: EvaluationSetting
         "split": settings.split,
         "val_boxes": None if source.val_boxes is None else _pseudo_boxes(source, settings),
         "strategy": str(predictor.strategy),
+        "map": predictor.map_name,
         "mirror": predictor.mirror,
         "amp": None if predictor.amp is None else str(predictor.amp).removeprefix("torch."),
         "versions": {

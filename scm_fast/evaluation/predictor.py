@@ -20,6 +20,8 @@ from torch import Tensor
 from ..data import Preprocessing
 from ..errors import InputError
 from ..models import Localization, LocalizationModel
+from ..models.maps import Maps, get_map, look
+from ..models.refinement import refine_maps
 
 DEFAULT = "F0*S0"
 
@@ -57,10 +59,12 @@ class Strategy:
                 f"strategy asks for block {self.last_block}, but the checkpoint has {blocks} calibration blocks"
                 + ("" if blocks else " (it is a baseline, or was saved for inference)")
             )
-        if model.config.method == "cls" and self.semantic and self != Strategy():
-            raise InputError(f"strategy {self} needs semantic maps, and a model with method 'cls' has none")
+        if not model.method.has_semantic and self.semantic and self != Strategy():
+            raise InputError(
+                f"strategy {self} needs semantic maps, and a model with method {model.config.method!r} has none"
+            )
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def maps(self, model: LocalizationModel, localization: Localization, classes: Tensor) -> Tensor:
         """Activation maps (B, k, H, W) of classes (B, k)."""
         if self == Strategy():
@@ -97,6 +101,8 @@ class Predictor:
 
     name: of the checkpoint that the model is from, for people.
     mirror: whether logits and maps are the mean of the image's and of its mirror image's: two passes.
+    map: the name of another map than the model's own, see `scm_fast.models.maps`; instead of a strategy.
+    refine: whether SCM's diffusion is applied to the maps, see `scm_fast.models.refinement`.
     """
 
     model: LocalizationModel
@@ -105,6 +111,21 @@ class Predictor:
     amp: torch.dtype | None = None
     name: str = ""
     mirror: bool = False
+    map: str | None = None
+    refine: bool = False
+
+    def __post_init__(self) -> None:
+        if self.map is None:
+            return
+        get_map(self.map)
+        if self.strategy != Strategy():
+            raise InputError(f"a map ({self.map}) and a strategy ({self.strategy}) exclude each other")
+
+    @property
+    def map_name(self) -> str:
+        """Which map it is, for people."""
+        own = f"of method {self.model.config.method}" if self.strategy == Strategy() else str(self.strategy)
+        return (self.map or own) + (", refined" if self.refine else "")
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -112,21 +133,29 @@ class Predictor:
         config = self.model.config
         return Preprocessing(config.image_size, None, config.mean, config.std)
 
-    @torch.inference_mode()
     def __call__(self, images: Tensor, choose: Callable[[Tensor], Tensor]) -> tuple[Localization, Tensor]:
         """`choose` makes the classes (B, k) from the logits (B, C); gives their maps (B, k, H, W)."""
-        localization = self._forward(images)
+        localization, maps = self._look(images)
         if not self.mirror:
-            return localization, self.strategy.maps(self.model, localization, choose(localization.logits))
-        mirrored = self._forward(images.flip(-1))
+            return localization, maps(choose(localization.logits))
+        mirrored, others = self._look(images.flip(-1))
         mean = _mean(localization, mirrored)
         classes = choose(mean.logits)
-        maps, others = (self.strategy.maps(self.model, part, classes) for part in (localization, mirrored))
-        return mean, (maps + others.flip(-1)) / 2
+        return mean, (maps(classes) + others(classes).flip(-1)) / 2
 
-    def _forward(self, images: Tensor) -> Localization:
+    def _look(self, images: Tensor) -> tuple[Localization, Maps]:
+        localization, maps = self._look_unrefined(images)
+        if not self.refine:
+            return localization, maps
+        return localization, lambda classes: refine_maps(localization.tokens, maps(classes))
+
+    def _look_unrefined(self, images: Tensor) -> tuple[Localization, Maps]:
         with torch.autocast(self.device.type, dtype=self.amp, enabled=self.amp is not None):
-            return self.model(images)
+            if self.map is not None:
+                return look(get_map(self.map), self.model, images)
+            with torch.inference_mode():
+                localization = self.model(images)
+        return localization, lambda classes: self.strategy.maps(self.model, localization, classes)
 
 
 def _mean(own: Localization, mirrored: Localization) -> Localization:

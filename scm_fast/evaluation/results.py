@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from ..data import LocalizationDataset, Problem
 from ..files import replacing
 from ..formats import FoundBoxes, corner_columns, write_coco, write_csv
+from ..models.methods import get_method
 from .boxes import scale_to_image
 from .metrics import SplitMetrics
 from .protocols import METRIC_NAMES, Result
 
 METRICS_FILE = "metrics.json"
-TITLES = {"cls": "attention alone", "tscam": "TS-CAM", "scm": "SCM"}
 
 
 class ImageMaps(NamedTuple):
@@ -69,7 +69,8 @@ class SplitResult:
     @property
     def title(self) -> str:
         """The method, as people call it."""
-        return TITLES.get(self.about["method"], self.about["method"])
+        method = self.about["method"]
+        return "attention alone" if method == "cls" else get_method(method).title
 
     @property
     def images_per_second(self) -> float:

@@ -126,16 +126,24 @@ def transformer_blocks(backbone: Backbone) -> list[Any]:
     return architecture_of(backbone).blocks(backbone)
 
 
-def cover_backbone(backbone: Backbone, layers: Sequence[int] | None, row_in_training: bool) -> None:
-    """Make the chosen layers (all if None; negative counts from the end) record their CLS rows."""
+def cover_backbone(
+    backbone: Backbone,
+    layers: Sequence[int] | None,
+    row_in_training: bool,
+    row_in_evaluation: bool = True,
+) -> None:
+    """Make the chosen layers (all if None; negative counts from the end) record their CLS rows in these modes."""
     blocks = transformer_blocks(backbone)
     depth = len(blocks)
     if layers is None:
         layers = range(depth)
     if not layers or not all(-depth <= layer < depth for layer in layers):
         raise InputError(f"attention_layers must be indices of the {depth} layers, got {list(layers)}")
-    for layer in sorted({layer % depth for layer in layers}):
-        cover_attention(blocks[layer].attn, row_in_training)
+    chosen = {layer % depth for layer in layers}
+    for layer, block in enumerate(blocks):
+        cover_attention(
+            block.attn, row_in_training and layer in chosen, row_in_evaluation and layer in chosen
+        )
 
 
 def set_grad_checkpointing(backbone: Backbone, enable: bool) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import safetensors.torch
-import torch
 from torch import Tensor
 
 from ..errors import InputError
@@ -17,6 +15,8 @@ from ..threshold import Threshold
 from .config import ModelConfig
 from .factory import create_model, model_from_config
 from .localization_model import LocalizationModel
+from .methods import published_method
+from .methods.registry import published_titles
 from .weights import WEIGHTS_FILE, load_strictly, read_file, read_state_dict
 
 CONFIG_FILE = "config.json"
@@ -38,7 +38,8 @@ def save_model(model: LocalizationModel, folder: str | os.PathLike[str]) -> Path
 def load_model(path: str | os.PathLike[str]) -> LocalizationModel:
     """The model of a checkpoint, in evaluation mode, on the CPU.
 
-    path: a folder that `save_model` wrote, the weight file in it, or a published SCM or TS-CAM .pth file.
+    path: a folder that `save_model` wrote, the weight file in it, or a published .pth file of
+        SCM, TS-CAM, SAT or LCTR.
     """
     path = Path(path)
     if not path.exists():
@@ -93,7 +94,7 @@ def _check_sizes(config: ModelConfig, state: dict[str, Tensor], source: Path) ->
     blocks = {int(found[1]) for name in state if (found := re.match(r"backbone\.blocks\.(\d+)\.", name))}
     head = state.get("head.weight")
     present = {
-        "num_classes": None if head is None else head.shape[0],
+        "num_classes": None if "head.bias" not in state else state["head.bias"].shape[0],
         "backbone_options.embed_dim": None if head is None else head.shape[1],
         "backbone_options.depth": len(blocks) or None,
     }
@@ -108,41 +109,27 @@ def _check_sizes(config: ModelConfig, state: dict[str, Tensor], source: Path) ->
 
 
 def _load_published(path: Path) -> LocalizationModel:
-    """A DeiT of the SCM or TS-CAM authors' training code, recognised by its names and shapes."""
+    """A DeiT of the training code of a method's authors, recognised by its names and shapes."""
     state = read_state_dict(path)
-    head = state.get("head.weight")
-    if head is None or head.ndim != 4 or "pos_embed" not in state:
+    try:
+        found = published_method(state) if "pos_embed" in state else None
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    if found is None:
         raise InputError(
-            f"{path}: not a published SCM or TS-CAM checkpoint: it must have pos_embed and a head.weight of "
+            f"{path}: not a published {published_titles()} checkpoint: it must have pos_embed and a head.weight of "
             "shape (classes, channels, 3, 3). Backbone weights go to create_model(pretrained=...)"
         )
-    num_blocks = len({name for name in state if re.fullmatch(r"layers\.\d+\.thred", name)})
-    blocks: dict[str, Any] = {}
-    if num_blocks:
-        blocks = {"num_blocks": num_blocks, "iterations": (16, *(4,) * (num_blocks - 1))}
+    method, published = found
     model = create_model(
         _deit_name(state, path),
-        num_classes=head.shape[0],
-        method="scm" if num_blocks else "tscam",
+        num_classes=published.state["head.bias"].shape[0],
+        method=method.name,
         preset="official",
         image_size=_image_size(state),
-        calibration=blocks,
+        **published.options,
     )
-    ours: dict[str, Tensor] = {}
-    for name, value in state.items():
-        if name.startswith("head."):
-            ours[name] = value
-        elif not name.startswith("layers."):
-            ours[f"backbone.{name}"] = value
-        elif not name.endswith((".thred", ".fuse._loss_rate")):
-            ours[name] = value  # unknown: load_strictly will name it
-    if num_blocks:
-        for parameter, theirs in (("beta", "thred"), ("lam", "fuse._loss_rate")):
-            values = [state[name] for i in range(num_blocks) if (name := f"layers.{i}.{theirs}") in state]
-            if len(values) != num_blocks:
-                raise InputError(f"{path}: layers.*.{theirs} is missing in some of the {num_blocks} blocks")
-            ours[f"calibration.{parameter}"] = torch.cat(values).to(head.dtype)
-    load_strictly(model, ours, str(path))
+    load_strictly(model, published.state, str(path))
     return model.eval()
 
 

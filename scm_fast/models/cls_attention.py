@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import timm.layers
@@ -34,20 +35,69 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 
-# One open recording a thread: a model may serve several threads at once.
+# One open recording of a kind per thread: a model may serve several threads at once.
 _thread = threading.local()
 
 
+ROWS = "rows"
+LAYERS = "layers"
+
+
+@dataclass(frozen=True)
+class AttentionLayer:
+    """What an attention module had, for those who `measure_layers`."""
+
+    tokens: Tensor  # (B, N, D), its input
+    q: Tensor  # (B, heads, N, d), as k and v
+    k: Tensor
+    v: Tensor
+    scale: float
+    mask: Tensor | None  # as `scaled_dot_product_attention` takes it
+    output: Tensor  # (B, heads, N, d), before the last projection
+
+
 @contextlib.contextmanager
-def record_cls_rows() -> Iterator[list[Tensor]]:
-    """Collect the rows, each (B, N), of the covered attention modules that run inside the `with`."""
-    outer = getattr(_thread, "rows", None)
-    rows: list[Tensor] = []
-    _thread.rows = rows
+def record(kind: str) -> Iterator[list[Any]]:
+    """Collect what attention modules that run inside the `with` add to the recording of that kind."""
+    outer = open_recording(kind)
+    found: list[Any] = []
+    setattr(_thread, kind, found)
     try:
-        yield rows
+        yield found
     finally:
-        _thread.rows = outer
+        setattr(_thread, kind, outer)
+
+
+def open_recording(kind: str) -> list[Any] | None:
+    """The thread's recording of that kind."""
+    return getattr(_thread, kind, None)
+
+
+@dataclass
+class _Measurement:
+    measure: Callable[[AttentionLayer], Any]
+    found: list[Any] = field(default_factory=list)
+    tokens: Tensor | None = None  # the input of the layer that is at work
+
+
+@contextlib.contextmanager
+def measure_layers(measure: Callable[[AttentionLayer], Any]) -> Iterator[list[Any]]:
+    """Collect what `measure` makes of each covered attention module that runs inside the `with`.
+
+    Measurements may be nested, and each has all layers.
+    """
+    outer = open_recording(LAYERS) or []
+    measurement = _Measurement(measure)
+    setattr(_thread, LAYERS, [*outer, measurement])
+    try:
+        yield measurement.found
+    finally:
+        setattr(_thread, LAYERS, outer)
+
+
+def record_cls_rows() -> contextlib.AbstractContextManager[list[Tensor]]:
+    """Collect the rows, each (B, N), of the covered attention modules that run inside the `with`."""
+    return record(ROWS)
 
 
 def cls_row(q: Tensor, k: Tensor, scale: float, mask: Tensor | None = None) -> Tensor:
@@ -77,6 +127,18 @@ def _cls_rows_of_heads(q: Tensor, k: Tensor, scale: float, mask: Tensor | None =
         chooses = mask.dtype == torch.bool
         scores = scores.masked_fill(~row_mask, float("-inf")) if chooses else scores + row_mask
     return scores.softmax(-1)
+
+
+def attention_of_heads(layer: AttentionLayer) -> Iterator[Tensor]:
+    """The matrices (B, N, N) one head after another."""
+    for head in range(layer.q.shape[1]):
+        scores = (layer.q[:, head] * layer.scale) @ layer.k[:, head].mT
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        if layer.mask is not None:
+            mask = layer.mask.expand(-1, layer.q.shape[1], -1, -1)[:, head]
+            chooses = mask.dtype == torch.bool
+            scores = scores.masked_fill(~mask, float("-inf")) if chooses else scores + mask
+        yield scores.softmax(-1)
 
 
 class _RowBesideAttention(torch.autograd.Function):
@@ -119,6 +181,7 @@ class _CoveredAttention(nn.Module):
     """What the covered classes share; each is mixed with the timm class that it covers."""
 
     row_in_training: bool
+    row_in_evaluation: bool
     scale: float
     num_heads: int
     attn_drop: nn.Dropout
@@ -136,16 +199,19 @@ class _CoveredAttention(nn.Module):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         """q, k, v (B, heads, N, d) -> (B, N, heads * d), with the CLS row recorded on the way."""
-        if self.row_in_training or not self.training:
+        if self.row_in_training if self.training else self.row_in_evaluation:
             if mask is None and q.requires_grad and torch.is_grad_enabled():
                 q, k, row = _RowBesideAttention.apply(q, k, self.scale)
             else:
                 row = cls_row(q, k, self.scale, mask)
-            rows = getattr(_thread, "rows", None)
+            rows = open_recording(ROWS)
             if rows is not None:
                 rows.append(row)
         dropout = self.attn_drop.p if self.training else 0.0
         x = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+        for measurement in open_recording(LAYERS) or ():
+            layer = AttentionLayer(measurement.tokens, q, k, v, self.scale, mask, x)
+            measurement.found.append(measurement.measure(layer))
         return x.transpose(1, 2).flatten(2)
 
     def project_out(self, x: Tensor, gate: Tensor | None) -> Tensor:
@@ -164,6 +230,8 @@ class _CoveredAttention(nn.Module):
 
     def project_in(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x (B, N, D) -> q, k, v (B, heads, N, d), by one projection or three."""
+        for measurement in open_recording(LAYERS) or ():
+            measurement.tokens = x  # `attend` adds the rest
         if self.qkv is None:
             kv_heads = getattr(self, "num_kv_heads", self.num_heads)
             return (
@@ -260,7 +328,8 @@ def can_cover(attention: nn.Module) -> bool:
     return type(attention) in COVERED or type(attention) in COVERED.values()
 
 
-def cover_attention(attention: Any, row_in_training: bool) -> None:
-    """Make `attention` record its CLS row, in evaluation mode and, if asked for, in training mode."""
+def cover_attention(attention: Any, row_in_training: bool, row_in_evaluation: bool = True) -> None:
+    """Make `attention` able to record; its CLS row it computes in the modes that are asked for."""
     attention.__class__ = COVERED.get(type(attention), type(attention))
     attention.row_in_training = row_in_training
+    attention.row_in_evaluation = row_in_evaluation

@@ -14,7 +14,6 @@ from pydantic import BeforeValidator, Field
 from ..errors import InputError
 from ..threshold import Threshold, threshold_from_json
 
-METHODS = ("scm", "tscam", "cls")
 LARGEST_SIDE = 8192  # pixels; far above it, a mistyped size would fill the memory with position embeddings
 
 Side = Annotated[int, Field(gt=0, le=LARGEST_SIDE)]
@@ -30,6 +29,7 @@ class ModelConfig:
     mean, std: of the channels, in [0, 1], as the backbone was trained.
     attention_layers: the layers that F0 averages; None for all.
     backbone_options: further keywords of timm's model.
+    method_options: of the method, where they differ from its defaults.
     calibration: keywords of SpatialCalibration that differ from the preset.
     class_names: one for each class, or None.
     threshold: of the box around a map, chosen on validation images; None if nobody chose one.
@@ -44,6 +44,7 @@ class ModelConfig:
     std: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225)
     attention_layers: list[int] | None = None
     backbone_options: dict[str, Any] = field(default_factory=dict)
+    method_options: dict[str, Any] = field(default_factory=dict)
     calibration: dict[str, Any] = field(default_factory=dict)
     class_names: list[str] | None = None
     threshold: Annotated[Threshold | None, BeforeValidator(threshold_from_json)] = None

@@ -27,8 +27,8 @@ MAX_DIFFERENCE = 1e-3
 def export_model(model: LocalizationModel, path: str | os.PathLike[str]) -> float:
     """Export the network with a dynamic batch size, compare, and write it; gives the largest difference.
 
-    Input `images` (B, 3, height, width), normalised; outputs by name: `logits`, `attention` and, but for
-    method="cls", `semantic`. The difference is between the file's outputs and the model's, on random images.
+    Input `images` (B, 3, height, width), normalised; outputs by name: `logits`, `attention` and, where the map
+    depends on the class, `semantic`. The difference is that to the model, on random images.
     """
     path = Path(path)
     if path.suffix not in SUFFIXES:

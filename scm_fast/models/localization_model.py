@@ -1,9 +1,11 @@
-"""`LocalizationModel`: a transformer whose semantic map and attention map say where the object is."""
+"""`LocalizationModel`: a transformer that is trained on labels and says where the object is, by a `Method`."""
 
 from __future__ import annotations
 
 import copy
-from typing import NamedTuple, cast
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,23 +13,30 @@ from torch import Tensor, nn
 from ..errors import InputError
 from ..spatial_calibration import SpatialCalibration
 from . import backbones
-from .architectures import Backbone
+from .architectures import Backbone, Features
 from .config import ModelConfig
+
+
+class TrainingOutput(NamedTuple):
+    """The loss of a batch is the cross-entropy of the logits plus the sum of `terms`."""
+
+    logits: Tensor  # (B, C)
+    terms: dict[str, Tensor]  # what the method adds to the loss, by name; each a mean over the batch
 
 
 class Localization(NamedTuple):
     """What a model in evaluation mode says about a batch."""
 
     logits: Tensor  # (B, C)
-    attention: Tensor  # F0, (B, H, W): mean over layers and heads of the CLS token's attention
-    semantic: Tensor | None  # S0, (B, C, H, W); None for method="cls", which has no map of a class
+    attention: Tensor  # (B, H, W), the factor of the map that all classes share: often F0
+    semantic: Tensor | None  # (B, C, H, W), the factor of each class: S0; None where the map is of no class
     tokens: Tensor  # (B, D, H, W), the patch tokens that the maps are made of
 
     def activation_map(self, classes: Tensor | None = None) -> Tensor:
-        """F0 * S0[class] on the grid, for the predicted class if `classes` is None.
+        """attention * semantic[class] on the grid, for the predicted class if `classes` is None.
 
         classes: (B,) gives (B, H, W); (B, k), such as `logits.topk(k).indices`, gives (B, k, H, W).
-        Without a semantic map it is F0, whatever the class.
+        Without a semantic map it is the attention, whatever the class.
         """
         if classes is None:
             classes = self.logits.argmax(1)
@@ -60,71 +69,51 @@ class Localization(NamedTuple):
             raise InputError(f"classes must be in 0 ... {self.logits.shape[1] - 1}, got {wrong}")
 
 
-def semantic_head(embed_dim: int, num_classes: int, preset: str) -> nn.Conv2d:
-    """3x3 convolution from patch tokens to class maps."""
-    head = nn.Conv2d(embed_dim, num_classes, kernel_size=3, padding=1)
-    if preset == "paper":  # He; the published code keeps PyTorch's default
-        nn.init.kaiming_normal_(head.weight, nonlinearity="relu")
-        nn.init.constant_(cast(Tensor, head.bias), 0)
-    return head
-
-
-def linear_head(embed_dim: int, num_classes: int) -> nn.Linear:
-    head = nn.Linear(embed_dim, num_classes)
-    nn.init.trunc_normal_(head.weight, std=0.02)
-    nn.init.zeros_(head.bias)
-    return head
-
-
 class LocalizationModel(nn.Module):
-    """Backbone, head and, for SCM, the calibration module. Made by `create_model`.
+    """Backbone, the parts that a method adds, and the calibration module if it has one. Made by `create_model`.
 
-    In training mode a batch of images (B, 3, height, width) gives logits (B, C); in evaluation mode a
+    In training mode a batch of images (B, 3, height, width) gives a `TrainingOutput`; in evaluation mode a
     `Localization`, in which the calibration has no part.
     """
+
+    head: Any  # of the method's parts, the one that all methods have
 
     def __init__(
         self,
         config: ModelConfig,
+        method: Method,
         backbone: Backbone,
-        head: nn.Conv2d | nn.Linear,
+        parts: Mapping[str, nn.Module],
         calibration: SpatialCalibration | None,
     ) -> None:
         super().__init__()
         self.config = config
+        self.method = method
         self.backbone: Backbone = backbone
-        self.head = head
+        for name, part in parts.items():
+            self.add_module(name, part)
         self.calibration = calibration
+        self._parts = tuple(parts)
 
-    def forward(self, images: Tensor) -> Tensor | Localization:
+    def forward(self, images: Tensor) -> TrainingOutput | Localization:
         channels = self.config.backbone_options.get("in_chans", 3)
         backbones.check_images(self.backbone, images, self.config.image_size, channels)
-        features = backbones.extract_features(self.backbone, images)
-        if isinstance(self.head, nn.Linear):
-            semantic = None
-            logits = self.head(features.cls)
-        else:
-            semantic = self.head(features.patches)
-            if self.training and self.calibration is not None:
-                logits = self.calibration(semantic, features.attention).logits
-            else:
-                logits = semantic.mean((2, 3))
+        features = self.method.features(self, images)
+        made = (self.method.train if self.training else self.method.localize)(self, features)
         if features.extra_logits is not None:
-            logits = logits + features.extra_logits
-        if self.training:
-            return logits
-        assert features.attention is not None  # covered layers always compute their rows in evaluation mode
-        return Localization(logits, features.attention, semantic, features.patches)
+            made = made._replace(logits=made.logits + features.extra_logits)
+        return made
 
     def train(self, mode: bool = True) -> LocalizationModel:
-        if mode and self.config.method == "scm" and self.calibration is None:
+        if mode and self.calibration is None and self.method.calibrates(self.config.calibration):
             raise InputError("this is an inference copy: it has no calibration module to train with")
         return super().train(mode)
 
     def for_inference(self) -> LocalizationModel:
         """A copy in evaluation mode without the calibration module, for `torch.export` and serving."""
-        config = copy.deepcopy(self.config)
-        model = LocalizationModel(config, copy.deepcopy(self.backbone), copy.deepcopy(self.head), None)
+        config, backbone = copy.deepcopy(self.config), copy.deepcopy(self.backbone)
+        parts = {name: copy.deepcopy(getattr(self, name)) for name in self._parts}
+        model = LocalizationModel(config, self.method, backbone, parts, None)
         backbones.set_grad_checkpointing(model.backbone, False)
         return model.requires_grad_(False).eval()
 
@@ -134,5 +123,69 @@ class LocalizationModel(nn.Module):
 
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters that the published recipe does not decay, besides 1-D ones."""
-        names: set[str] = self.backbone.no_weight_decay()
-        return {f"backbone.{name}" for name in names} | {"calibration.lam", "calibration.beta"}
+        children: dict[str, Any] = dict(self.named_children())
+        sparing = {child: part for child, part in children.items() if hasattr(part, "no_weight_decay")}
+        return {f"{child}.{name}" for child, part in sparing.items() for name in part.no_weight_decay()}
+
+
+class Published(NamedTuple):
+    """A file of a method's authors: keywords of `create_model`, and its weights under our names."""
+
+    options: dict[str, Any]
+    state: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Method:
+    """TS-CAM, which other methods override where they differ: a 3x3 convolution on the patch tokens makes a
+    semantic map S0 (B, C, H, W), its mean is the logits, and the map of a class is F0 * S0[class].
+
+    Fields of a method are its options, `method_options` of `create_model` and training.
+
+    name: as users give it. title: as people write it.
+    row_in_training, row_in_evaluation: whether F0, the CLS token's attention, is needed.
+    has_semantic: whether the map depends on the class.
+    keeps_classifier: whether its head is a timm network's own classifier, which is then kept.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    row_in_training: ClassVar[bool] = False
+    row_in_evaluation: ClassVar[bool] = True
+    has_semantic: ClassVar[bool] = True
+    keeps_classifier: ClassVar[bool] = False
+
+    def calibrates(self, calibration: Mapping[str, Any]) -> bool:
+        """Whether it trains with a SpatialCalibration, if these settings of one are given."""
+        return False
+
+    def prepare(self, name: str, backbone: Backbone) -> None:
+        """Change the backbone of that name, or raise an InputError if the method cannot use it."""
+
+    def parts(self, embed_dim: int, num_classes: int, preset: str) -> dict[str, nn.Module]:
+        """What the model has besides its backbone; one part is called `head`."""
+        return {"head": semantic_head(embed_dim, num_classes, preset)}
+
+    def features(self, model: LocalizationModel, images: Tensor) -> Features:
+        return backbones.extract_features(model.backbone, images)
+
+    def train(self, model: LocalizationModel, features: Features) -> TrainingOutput:
+        return TrainingOutput(model.head(features.patches).mean((2, 3)), {})
+
+    def localize(self, model: LocalizationModel, features: Features) -> Localization:
+        semantic = model.head(features.patches)
+        assert features.attention is not None  # it is computed in evaluation mode
+        return Localization(semantic.mean((2, 3)), features.attention, semantic, features.patches)
+
+    def published(self, state: dict[str, Tensor]) -> Published | None:
+        """The file of the authors' training code with these weights; None if it is not of this method."""
+        return None
+
+
+def semantic_head(embed_dim: int, num_classes: int, preset: str) -> nn.Conv2d:
+    """3x3 convolution from patch tokens to class maps."""
+    head = nn.Conv2d(embed_dim, num_classes, kernel_size=3, padding=1)
+    if preset == "paper":  # He; the published code keeps PyTorch's default
+        nn.init.kaiming_normal_(head.weight, nonlinearity="relu")
+        nn.init.constant_(cast(Tensor, head.bias), 0)
+    return head

@@ -12,12 +12,12 @@ from .localization_model import LocalizationModel
 from .weights import WEIGHTS_FILE, load_strictly, notice_dropped, read_state_dict
 
 
-def load_pretrained(model: LocalizationModel, path: str | os.PathLike[str]) -> None:
+def load_pretrained(model: LocalizationModel, path: str | os.PathLike[str]) -> bool:
     """Put a file with the backbone's own names (timm's, or the Conformer authors'), or a folder that `save_model`
     wrote, into `model`.
 
     Its classifier is used where `model` has one of the same shape, and dropped with a notice otherwise. A
-    calibration starts anew.
+    calibration starts anew. Gives whether the classifier was used.
     """
     path = Path(path)
     state = read_state_dict(path / WEIGHTS_FILE if path.is_dir() else path)
@@ -30,11 +30,17 @@ def load_pretrained(model: LocalizationModel, path: str | os.PathLike[str]) -> N
         state = {key: value for key, value in state.items() if not key.startswith(f"{prefix}.")}
     load_strictly(backbone, state, str(path))
     if taken["weight"] is None:
-        return
-    if taken["weight"].shape == head.weight.shape and taken["bias"] is not None:
+        return False
+    own = head.state_dict()
+    if _shapes(taken) == _shapes(own):
         head.load_state_dict(taken)
-    else:
-        notice_dropped(str(path), classifier, taken["weight"], head.weight)
+        return True
+    notice_dropped(str(path), classifier, taken["weight"], next(iter(own.values())))
+    return False
+
+
+def _shapes(state: dict[str, Tensor | None]) -> dict[str, tuple[int, ...] | None]:
+    return {name: None if value is None else tuple(value.shape) for name, value in state.items()}
 
 
 def _backbone_names(state: dict[str, Tensor], classifier: str) -> dict[str, Tensor]:

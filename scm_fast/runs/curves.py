@@ -133,5 +133,5 @@ def numbers(run: Run) -> Sequence[float]:
 
 def run_title(run: Run) -> str:
     config = run.config
-    preset = f" ({config.preset})" if config.method == "scm" else ""
+    preset = f" ({config.preset})" if config.calibrates else ""
     return f"{config.method}{preset}, {config.backbone}, {Path(config.data).name}"

@@ -23,7 +23,7 @@ def amp_dtype(name: str, device: torch.device) -> torch.dtype | None:
 def build_model(
     config: TrainConfig, dataset: LocalizationDataset, start_from: Path | None = None
 ) -> LocalizationModel:
-    calibration = {"backend": config.backend, **config.calibration} if config.method == "scm" else {}
+    calibration = {"backend": config.backend, **config.calibration} if config.calibrates else {}
     options = dict(config.backbone_options)
     if config.drop_path_rate:
         options["drop_path_rate"] = config.drop_path_rate
@@ -37,6 +37,7 @@ def build_model(
         attention_layers=config.attention_layers,
         class_names=dataset.class_names,
         backbone_options=options,
+        method_options=config.method_options,
         calibration=calibration,
     )
 

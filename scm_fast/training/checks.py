@@ -20,8 +20,8 @@ FEW_STEPS = 10  # per epoch
 
 
 def resumes(config: TrainConfig) -> bool:
-    """Whether a run that is in the folder is to be continued: it was asked for, or torchrun started this anew."""
-    return config.resume == "auto" or distributed.restarts() > 0
+    """Whether a run that is in the folder is to be continued: it was asked for, or torchrun started one anew."""
+    return config.resume == "auto" or any(distributed.gather(distributed.restarts() > 0))
 
 
 def check_run(config: TrainConfig, source: DataSource, device: torch.device) -> None:
@@ -29,7 +29,7 @@ def check_run(config: TrainConfig, source: DataSource, device: torch.device) -> 
     assert config.out is not None
     if config.tensorboard:
         check_tensorboard()
-    if config.method == "scm":
+    if config.calibrates:
         resolve_backend(config.calibration.get("backend", config.backend), device)
     distributed.on_first(RunFolder(config.out).check, config, resumes(config))
     count = len(source.split(config.train_split))

@@ -14,7 +14,7 @@ import yaml
 from pydantic import Field
 
 from .. import choices
-from ..errors import InputError
+from ..errors import TIMEOUT, InputError
 from ..threshold import BEST, make_threshold
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class TrainConfig:
     pretraining: dict[str, Any] = option(
         {}, "for pretrained: false, options of a run of method cls that comes first, as {epochs: 3}"
     )
-    method: str = option("scm", "scm, or a baseline: tscam, or cls, a classifier", choices=choices.methods)
+    method: str = option("scm", "how it is trained, and which map it cuts", choices=choices.methods)
     preset: str = option("paper", "the paper's settings or its published code's", choices=choices.presets)
     backend: str = option("auto", "kernels of the calibration", choices=choices.backends, resume=True)
     image_size: Count = option(224, "pixels")
@@ -102,6 +102,7 @@ class TrainConfig:
     attention_layers: list[int] | None = option(None, "layers whose attention is averaged; null: all")
     drop_path_rate: Share | None = option(None, "stochastic depth; null: the preset's")
     backbone_options: dict[str, Any] = option({}, "keywords of timm's model, as {depth: 4}")
+    method_options: dict[str, Any] = option({}, "of the method, as {area: 0.35}; see docs/methods.md")
     calibration: dict[str, Any] = option({}, "keywords of SpatialCalibration, as {num_blocks: 2}")
 
     # Optimisation
@@ -161,11 +162,20 @@ class TrainConfig:
     checkpoint_steps: Count = option(
         500, "optimiser steps between checkpoints; each epoch ends with one too", resume=True, compare=False
     )
+    partner_timeout: Annotated[float, Field(gt=0)] = option(
+        TIMEOUT,
+        "seconds without an answer after which another process is given up",
+        resume=True,
+        compare=False,
+    )
 
     def __post_init__(self) -> None:
+        from ..models.methods import make_method
+
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed():
                 raise InputError(not_among(name, getattr(self, name), allowed()))
+        make_method(self.method, self.method_options)
         if (self.threshold is None) == (self.protocol == "fixed"):
             raise InputError("threshold and protocol: `protocol: fixed` and a `threshold` go together")
         if self.threshold is not None:
@@ -187,6 +197,13 @@ class TrainConfig:
                 setattr(self, name, value)
         if self.out is None:
             self.out = f"runs/{Path(self.data).name}-{self.backbone}-{self.method}"
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether the calibration module takes part in training."""
+        from ..models.methods import make_method
+
+        return make_method(self.method, self.method_options).calibrates(self.calibration)
 
     def with_batch(self, images: int) -> TrainConfig:
         """With a global batch for so many training images, if none was given."""

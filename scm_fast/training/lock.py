@@ -1,27 +1,35 @@
 """One command at a time in a run folder.
 
-The lock is a file with the process that holds it. A process that was killed leaves it behind; on its own machine
-that is recognised, by the process's number and the time at which it started.
+The lock is a file with the process that holds it. A process that was killed leaves it behind. On its own machine
+that is recognised at once, by the process's number and the time at which it started; on another one by the time of
+the file, which a live process renews.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import socket
+import threading
+import time
 from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import InputError
 
 FILE = "run.lock"
+RENEWAL = 2.0  # seconds between two renewals
+SILENCE = 20.0  # seconds without one after which the process of another machine is dead
 
 
 class RunLock:
     def __init__(self, folder: Path) -> None:
         self._folder, self._file = folder, folder / FILE
         self._made_folder = False
+        self._descriptor = -1
+        self._released = threading.Event()
 
     def acquire(self) -> None:
         """Raise an InputError that names the other process if there is one."""
@@ -33,7 +41,7 @@ class RunLock:
                 if content is None:  # released at this moment
                     continue
                 holder = _parse(content)
-                if holder is None or _may_live(holder):
+                if holder is None or (_lives(holder) if _is_here(holder) else self._is_renewed(holder)):
                     raise InputError(self._refusal(holder))
                 self._remove_stale(content)
         except OSError as error:
@@ -42,7 +50,11 @@ class RunLock:
             ) from error
 
     def release(self) -> None:
-        self._file.unlink(missing_ok=True)
+        self._released.set()
+        with contextlib.suppress(OSError):  # somebody removed it
+            if self._file.stat().st_ino == os.fstat(self._descriptor).st_ino:
+                self._file.unlink()
+        os.close(self._descriptor)
         if self._made_folder:
             with contextlib.suppress(OSError):  # it is not empty: the run has begun
                 self._folder.rmdir()
@@ -51,12 +63,45 @@ class RunLock:
         """False if the file is there."""
         me = Holder(os.getpid(), socket.gethostname(), _start_time(os.getpid()))
         try:
-            descriptor = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+            self._descriptor = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         except FileExistsError:
             return False
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(me._asdict(), file)
+        os.write(self._descriptor, json.dumps(me._asdict()).encode())
+        os.fsync(self._descriptor)  # for other machines
+        threading.Thread(target=self._renew, args=(os.dup(self._descriptor),), daemon=True).start()
         return True
+
+    def _renew(self, descriptor: int) -> None:
+        """Through the descriptor: whatever has taken the file's place is not renewed."""
+        while not self._released.wait(RENEWAL):
+            with contextlib.suppress(OSError):  # a shared disk may be away for a moment
+                os.utime(descriptor)
+        os.close(descriptor)
+
+    def _is_renewed(self, holder: Holder) -> bool:
+        """Watch the file for a while. Clocks of machines differ, so what counts is that its time changes."""
+        logging.getLogger("scm_fast").warning(
+            "%s: waiting up to %g s for a sign of life of process %d on %s",
+            self._folder, SILENCE, holder.process, holder.host,
+        )  # fmt: skip
+        first, end = self._time(), time.monotonic() + SILENCE
+        while time.monotonic() < end:
+            time.sleep(RENEWAL / 4)
+            now = self._time()
+            if now is None:
+                return False  # released
+            if now != first:
+                return True
+        return False
+
+    def _time(self) -> int | None:
+        try:
+            with (
+                self._file.open() as file
+            ):  # opened, a file of a network disk is as it is there, not as it was
+                return os.fstat(file.fileno()).st_mtime_ns
+        except FileNotFoundError:
+            return None
 
     def _read(self) -> str | None:
         try:
@@ -81,10 +126,10 @@ class RunLock:
             return (
                 f"{self._folder}: another process begins to train here; if there is none, remove {self._file}"
             )
-        remedy = "wait for it, or give --out another folder"
-        if holder.host != socket.gethostname():
-            remedy += f"; if it is no longer alive, remove {self._file}"
-        return f"{self._folder}: process {holder.process} on {holder.host} is training here; {remedy}"
+        return (
+            f"{self._folder}: process {holder.process} on {holder.host} is training here; wait for it, or give "
+            "--out another folder"
+        )
 
 
 class Holder(NamedTuple):
@@ -104,10 +149,12 @@ def _parse(content: str) -> Holder | None:
         return None
 
 
-def _may_live(holder: Holder) -> bool:
-    """Whether the process that holds a lock may be alive; that of another machine always may."""
-    if holder.host != socket.gethostname():
-        return True
+def _is_here(holder: Holder) -> bool:
+    return holder.host == socket.gethostname()
+
+
+def _lives(holder: Holder) -> bool:
+    """Whether the process of this machine that holds a lock is alive."""
     if holder.process == os.getpid():
         return False  # an earlier one of this number, or this one's run that was given up
     try:

@@ -43,6 +43,7 @@ def pretraining_config(config: TrainConfig) -> TrainConfig:
     assert config.out is not None
     own = {
         "method": "cls",
+        "method_options": {},
         "calibration": {},
         "best_metric": "top1_cls",
         "out": str(Path(config.out) / FOLDER),

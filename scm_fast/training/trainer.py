@@ -8,6 +8,7 @@ import logging
 import math
 import signal
 import time
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tqdm import tqdm
 
 from .. import distributed
 from ..data import Batch, DataSource
+from ..errors import InputError
 from ..evaluation import Predictor, Result, SplitMetrics, evaluate
 from ..evaluation.pipeline import check_classes
 from ..models.weights import load_strictly
@@ -102,6 +104,12 @@ class Trainer:
         distributed.on_first(self.folder.prepare, self.config, weights)
         if self.resuming and self.folder.has_checkpoint:
             self._resume()
+        steps = distributed.gather(self.step)
+        if len(set(steps)) > 1:
+            raise InputError(
+                f"{self.folder.path}: the processes found checkpoints of different steps there "
+                f"({', '.join(map(str, steps))}); the run folder must be on a disk that all machines share"
+            )
         if distributed.is_first():
             self.logs.begin(self.step, self.validated)
 
@@ -172,16 +180,16 @@ class Trainer:
             disable=None if distributed.is_first() else True,
             leave=False,
         ) as progress:
-            zero = torch.zeros((), device=self.device)
-            begin, loss_sum, right, indices = time.perf_counter(), zero, zero, []
+            begin, sums, indices = time.perf_counter(), Counter[str](), []
             for batch in self.loader:
-                batch_loss, batch_right = self._forward_backward(batch)
-                loss_sum, right = loss_sum + batch_loss, right + batch_right
+                sums.update(self._forward_backward(batch))  # adds up
                 indices += batch.indices.tolist()
                 if not batch.ends_step:
                     continue
-                loss = self._optimizer_step(float(loss_sum), float(right), indices, begin)
-                begin, loss_sum, right, indices = time.perf_counter(), zero, zero, []
+                loss = self._optimizer_step(
+                    {name: float(value) for name, value in sums.items()}, indices, begin
+                )
+                begin, sums, indices = time.perf_counter(), Counter(), []
                 progress.set_postfix(loss=f"{loss:.3f}", run_left=self._time_left(), refresh=False)
                 progress.update(batch_images)
 
@@ -192,24 +200,32 @@ class Trainer:
         devices = [self.device] if self.device.type == "cuda" else None
         return DistributedDataParallel(self.model, device_ids=devices, gradient_as_bucket_view=True)
 
-    def _forward_backward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sum of the losses and number of right answers, both on the device."""
+    def _forward_backward(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """Sums over the images, on the device: right answers, the loss and, if it has several terms, each."""
         images = batch.images
         if self.config.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
         alone = isinstance(self.network, DistributedDataParallel) and not batch.ends_step
         with self.network.no_sync() if alone else contextlib.nullcontext():  # type: ignore[operator]
             with torch.autocast(self.device.type, dtype=self.amp, enabled=self.amp is not None):
-                logits = self.network(images)
-            loss = F.cross_entropy(logits.float(), batch.labels, reduction="sum")
+                logits, means = self.network(images)
+            classification = F.cross_entropy(logits.float(), batch.labels, reduction="sum")
+            terms = {name: mean * len(images) for name, mean in means.items()}
+            loss = sum(terms.values(), classification)
             # DDP takes the mean over processes; what is wanted is the mean over the images of all of them.
             self.scaler.scale(loss * (distributed.world_size() / self.global_batch)).backward()
-        return loss.detach(), (logits.argmax(1) == batch.labels).sum()
+        found = {"right": (logits.argmax(1) == batch.labels).sum(), "loss": loss.detach()}
+        if terms:
+            terms = {"classification": classification, **terms}
+            found |= {f"loss_{name}": term.detach() for name, term in terms.items()}
+        return found
 
-    def _optimizer_step(self, loss_sum: float, right: float, indices: list[int], begin: float) -> float:
+    def _optimizer_step(self, sums: dict[str, float], indices: list[int], begin: float) -> float:
         """Step, log, checkpoint, and stop if asked to. Gives the loss of the global batch."""
-        loss_sum, right, stopping = distributed.sum_over_processes(loss_sum, right, self.stop.number > 0)
-        loss = loss_sum / self.global_batch
+        *values, stopping = distributed.sum_over_processes(*sums.values(), self.stop.number > 0)
+        sums = dict(zip(sums, values, strict=True))
+        losses = {name: value / self.global_batch for name, value in sums.items() if name != "right"}
+        loss = losses["loss"]
         if not math.isfinite(loss):
             self._fail(f"the loss is {loss}", indices)
         self.scaler.unscale_(self.optimizer)
@@ -225,14 +241,11 @@ class Trainer:
         self.scheduler.step()
         self.optimizer.zero_grad(set_to_none=True)
 
-        self.meter.loss += loss_sum
-        self.meter.right += right
-        self.meter.images += self.global_batch
-        self.meter.seconds += time.perf_counter() - begin
+        self.meter.add(sums, self.global_batch, time.perf_counter() - begin)
         if distributed.is_first():
             epoch = self.loader.epoch
             self.logs.add_step(
-                {"step": self.step, "epoch": epoch, "loss": loss, "lr": rate, "gradient_norm": norm.item()}
+                {"step": self.step, "epoch": epoch, **losses, "lr": rate, "gradient_norm": norm.item()}
             )
         self.step += 1
         if stopping:

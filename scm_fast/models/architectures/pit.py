@@ -18,6 +18,7 @@ class Pit(Architecture):
     kinds = (PoolingVisionTransformer,)
     families: ClassVar[dict[str, str]] = {"PiT": "pit_s_224"}
     checkpointing = False
+    same_tokens = False
 
     def blocks(self, backbone: Backbone) -> list[Any]:
         return [block for stage in backbone.transformers for block in stage.blocks]

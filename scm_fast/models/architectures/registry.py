@@ -20,6 +20,7 @@ class Features(NamedTuple):
     cls: Tensor  # (B, D), the CLS token
     attention: Tensor | None  # (B, H, W), F0; None where no row was computed
     extra_logits: Tensor | None  # (B, classes), of a classifier inside the backbone (Conformer)
+    own_map: Tensor | None = None  # (B, H, W), what a method reads off the layers itself
 
 
 class Architecture:
@@ -29,6 +30,7 @@ class Architecture:
     variants: of a network that timm does not have, keywords of `kinds[0]` by name.
     classifier: the CLS token's, as weight files name it. dropped: other heads in them that have no use here.
     checkpointing: whether its blocks can be computed again in the backward pass.
+    same_tokens: whether all its layers have the same tokens.
     """
 
     kinds: tuple[type[nn.Module], ...]
@@ -37,6 +39,7 @@ class Architecture:
     classifier = "head"
     dropped: tuple[str, ...] = ("head_dist",)
     checkpointing = True
+    same_tokens = True
 
     def blocks(self, backbone: Backbone) -> list[Any]:
         """Transformer blocks in order, each with its attention as `attn`."""
@@ -53,6 +56,14 @@ class Architecture:
         tokens = backbone.forward_features(images)
         # Networks that pool before their last norm keep it as fc_norm; here it is applied to each token.
         return backbone.fc_norm(tokens) if hasattr(backbone, "fc_norm") else tokens
+
+    def can_append(self, backbone: Backbone) -> bool:
+        """Whether `features_appending` can be had."""
+        return False
+
+    def features_appending(self, backbone: Backbone, images: Tensor, token: Tensor) -> Features:
+        """As `features`, with a token (1, 1, D) after the patches that all of them see."""
+        raise NotImplementedError
 
     def patch_size(self, backbone: Backbone) -> int | None:
         """Pixels that the image's sides must be multiples of; None if any will do."""

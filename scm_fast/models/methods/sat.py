@@ -1,0 +1,122 @@
+"""SAT (Wu et al., ICCV 2023): a spatial token learns a mask of the object; the mask is the map.
+
+    loss = cross-entropy + |mean(M) - area| + mean(G (1 - G)),   G = smooth(M)
+
+M (B, H, W) is the mean over the last three blocks of the token's mask on the patches. The first term asks for a
+mask of a given share of the image, the second for one that is 0 or 1.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, cast
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from ... import distributed
+from ...errors import InputError
+from .. import backbones
+from ..architectures import Backbone, Features, architecture_of
+from ..cls_attention import record
+from ..localization_model import (
+    Localization,
+    LocalizationModel,
+    Method,
+    Published,
+    TrainingOutput,
+    semantic_head,
+)
+from ..spatial_token import MASKS, SpatialToken, mask_attention
+from .registry import register
+from .tscam import backbone_and_head
+
+MASKED_BLOCKS = 3  # the last ones
+NAMES = {"loc_token": "spatial_token.token", "loc_embed": "spatial_token.position"}  # in the authors' files
+
+
+@register
+class Sat(Method):
+    """area: the share of the image that an object takes, 0.25 for CUB and 0.35 for ILSVRC in the paper."""
+
+    name = "sat"
+    title = "SAT"
+    row_in_evaluation = False
+    has_semantic = False
+
+    area: Annotated[float, Field(gt=0, lt=1)] = 0.25
+
+    def calibrates(self, calibration: Mapping[str, Any]) -> bool:
+        """If it is asked for: then the mask takes the place of the attention map in SCM's calibration."""
+        return bool(calibration)
+
+    def prepare(self, name: str, backbone: Backbone) -> None:
+        if not architecture_of(backbone).can_append(backbone):
+            raise InputError(
+                f"method 'sat' appends a token to the patches, and {name!r} has no place for one. Families that "
+                "work: ViT, DeiT, DINO, DINOv2, CLIP"
+            )
+        blocks = backbones.transformer_blocks(backbone)
+        if len(blocks) < MASKED_BLOCKS:
+            raise InputError(f"method 'sat' masks {MASKED_BLOCKS} blocks, and {name!r} has {len(blocks)}")
+        for block in blocks[-MASKED_BLOCKS:]:
+            mask_attention(block.attn)
+
+    def parts(self, embed_dim: int, num_classes: int, preset: str) -> dict[str, nn.Module]:
+        head = semantic_head(embed_dim, num_classes, preset)
+        return {"head": head, "spatial_token": SpatialToken(embed_dim)}
+
+    def features(self, model: LocalizationModel, images: Tensor) -> Features:
+        """With the mask as their own map."""
+        with record(MASKS) as masks:
+            architecture, token = architecture_of(model.backbone), cast(SpatialToken, model.spatial_token)()
+            features = architecture.features_appending(model.backbone, images, token)
+        height, width = features.patches.shape[-2:]
+        patches = slice(-1 - height * width, -1)  # between the first tokens and the spatial one
+        mask = torch.stack(masks).mean(0)[:, patches].unflatten(1, (height, width))
+        return features._replace(own_map=mask)
+
+    def train(self, model: LocalizationModel, features: Features) -> TrainingOutput:
+        assert features.own_map is not None
+        semantic = model.head(features.patches)
+        if model.calibration is None:
+            logits = semantic.mean((2, 3))
+        else:
+            logits = model.calibration(semantic, features.own_map).logits
+        return TrainingOutput(logits, self.terms(features.own_map))
+
+    def terms(self, mask: Tensor) -> dict[str, Tensor]:
+        """Of masks (B, H, W)."""
+        with torch.autocast(mask.device.type, enabled=False):
+            smooth = F.conv2d(mask.unsqueeze(1), smoothing_kernel(mask), padding=1)
+        return {
+            "area": (distributed.mean_of_means(mask.mean()) - self.area).abs(),
+            "binarisation": (smooth * (1 - smooth)).mean(),
+        }
+
+    def localize(self, model: LocalizationModel, features: Features) -> Localization:
+        assert features.own_map is not None
+        logits = model.head(features.patches).mean((2, 3))
+        return Localization(logits, features.own_map, None, features.patches)
+
+    def published(self, state: dict[str, Tensor]) -> Published | None:
+        if "loc_token" not in state:
+            return None
+        # `weight` is the smoothing kernel.
+        network = {name: state[name] for name in state if name not in (*NAMES, "weight")}
+        token = {ours: state[theirs] for theirs, ours in NAMES.items() if theirs in state}
+        return Published({}, backbone_and_head(network) | token)
+
+
+def smoothing_kernel(like: Tensor) -> Tensor:
+    """(1, 1, 3, 3): nearly a delta. Differences of the normal distribution at four points, as the authors' code."""
+    end = 6 + 13 / 6
+    points = [end * (2 * i / 3 - 1) for i in range(4)]
+    cdf = [(1 + math.erf(x / math.sqrt(2))) / 2 for x in points]
+    d = torch.tensor([b - a for a, b in itertools.pairwise(cdf)], dtype=like.dtype, device=like.device)
+    kernel = torch.outer(d, d).sqrt()
+    return (kernel / kernel.sum()).expand(1, 1, 3, 3)
