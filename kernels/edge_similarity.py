@@ -170,16 +170,19 @@ def edge_similarity_backward_kernel(
         tl.store(p_dS + (o_c.to(tl.int64) * out_stride_c)[None, :], b_dv, mask=m[:, None] & m_c[None, :])
 
 
-def _launch_options(S: Tensor) -> dict:
+def _launch_options(S: Tensor, last_tokens: int) -> dict:
     """Tile sizes: long along whichever of tokens and channels is contiguous in memory.
 
-    Chosen so that registers hold them: float64 takes twice as many, a token of a channels-last map a mask for each
-    neighbour, and a grid of at most 64 tokens is not aligned.
+    Chosen so that registers hold them: float64 takes twice as many, and a grid of at most 64 tokens is not aligned.
+
+    last_tokens: of a tile of a channels-last map.
     """
     double = S.dtype == torch.float64
     channels_last = S.stride(1) == 1 and S.shape[1] > 1
     few = S.shape[2] * S.shape[3] <= 64
-    block_t, block_c = (8, 32 if double else 64) if channels_last else (32 if double or few else 64, 16)
+    block_t, block_c = (
+        (last_tokens, 32 if double else 64) if channels_last else (32 if double or few else 64, 16)
+    )
     return {
         "DTYPE": tl.float64 if double else tl.float32,
         "BLOCK_T": block_t,
@@ -197,7 +200,7 @@ def forward(S: Tensor) -> tuple[Tensor, Tensor]:
     B, C, H, W = S.shape
     dtype = torch.float64 if S.dtype == torch.float64 else torch.float32
     edges, inverse_norm = S.new_empty(B, 2, H, W, dtype=dtype), S.new_empty(B, H, W, dtype=dtype)
-    options = _launch_options(S)
+    options = _launch_options(S, 16)
     with on_device_of(S):
         edge_similarity_forward_kernel[_launch_grid(S, options["BLOCK_T"])](
             S, edges, inverse_norm, *S.stride()[:2], *Layout.of_tokens(S), C, H, W, **options
@@ -250,7 +253,7 @@ def _backward(
 ) -> Tensor:
     B, C, H, W = S.shape
     dS = torch.empty_like(S)
-    options = _launch_options(S)
+    options = _launch_options(S, 8)  # every token has a mask for each neighbour, in AMD's scalar registers
     with on_device_of(S):
         edge_similarity_backward_kernel[_launch_grid(S, options["BLOCK_T"])](
             S,
