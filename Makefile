@@ -1,5 +1,5 @@
 # Two commands for a fresh machine with python3 (its venv module) and make:
-#     make demo    trains TS-CAM and SCM on the built-in set, compares them and names the reports
+#     make demo    trains TS-CAM and SCM on the built-in set and puts them side by side
 #     make test    passes the tests
 # Each makes the virtual environment first, with the versions of constraints.txt; that happens once.
 # `make help` lists the others. VENV=folder uses another environment, PYTHON=python3.12 another interpreter.
@@ -30,23 +30,16 @@ install: $(installed) ## the virtual environment alone, in .venv
 # QUICK=1: every step of the demo in a minute, with a network too small and too short a training to localise well.
 ifdef QUICK
 demo := runs/quick-demo
-demo_options := --pretraining "{}" --epochs 1 --image-size 96 \
-	--backbone-options "{patch_size: 16, embed_dim: 48, depth: 2, num_heads: 2}"
+demo_options := --quick
 else
 demo := runs/demo
 endif
 
-demo: $(installed) ## train TS-CAM and SCM on the built-in set, evaluate and compare them: minutes on 2 cores
-	@echo "== training TS-CAM, the baseline, on the built-in set (a finished or stopped run goes on where it was)"
-	@scm-fast train --method tscam --out $(demo)-tscam --resume auto $(demo_options)
-	@echo "== training SCM at the same budget"
-	@scm-fast train --method scm --out $(demo)-scm --resume auto $(demo_options)
-	@echo "== comparison"
-	@scm-fast compare $(demo)-tscam $(demo)-scm --maps $(demo).png
-	@echo "reports: $(demo)-tscam/evaluation/report.html $(demo)-scm/evaluation/report.html"
+demo: $(installed) ## train TS-CAM and SCM on the built-in set and put them side by side: minutes on 2 cores
+	@scm-fast demo --out $(demo) $(demo_options)
 
 clean-demo: ## forget the demo's runs (QUICK=1: those of the quick one)
-	rm -rf $(demo)-tscam $(demo)-scm
+	rm -rf $(demo)
 
 test: $(installed) ## the tests, but for the slow ones
 	@echo "== tests"

@@ -16,9 +16,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from .devices import resolve_device
-from .errors import InputError, LostProcess
-
-TIMEOUT = 600.0  # seconds after which a process that does not answer is given up
+from .errors import TIMEOUT, InputError, LostProcess
 
 
 @contextlib.contextmanager

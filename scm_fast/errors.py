@@ -1,5 +1,7 @@
 """The exceptions that commands show without a traceback."""
 
+TIMEOUT = 600.0  # seconds after which a process that does not answer is given up: a LostProcess
+
 
 class InputError(ValueError):
     """Something the caller gave is wrong: the message names it and says what was expected.

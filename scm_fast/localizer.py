@@ -33,7 +33,7 @@ from .threshold import SEPARATION_VALUES, Threshold, choose_unboxed, threshold_t
 logger = logging.getLogger("scm_fast")
 MOST_TO_CHOOSE_BY = 100  # images; more of them do not choose better
 
-ImageLike: TypeAlias = "str | os.PathLike[str] | Image.Image | NDArray[np.uint8]"
+ImageLike: TypeAlias = "str | os.PathLike[str] | Image.Image | NDArray | Tensor"
 
 
 @dataclass(frozen=True)
@@ -142,18 +142,18 @@ class Localizer:
         """Of a folder that `save_model` wrote, or a published file."""
         return cls(load_model(path), device, batch_size, threshold, top_k, mirror, max_boxes, map, refine)
 
-    def predict(self, images: ImageLike | Iterable[ImageLike]) -> list[Prediction]:
-        """Predictions in the order of the images; of several, one that cannot be read is logged and left out.
+    def predict(self, images: ImageLike | Iterable[ImageLike]) -> list[Prediction | Failure]:
+        """One entry per image, in their order; a `Failure`, which is logged, for one that cannot be read.
 
-        images: paths, folders (all images below, sorted), PIL images, RGB arrays (H, W, 3), or several.
+        images: paths, folders (all images below, sorted), PIL images, arrays, tensors, or several. An array is
+            (H, W, 3), a tensor (3, H, W), either grey (H, W), or a batch of them with one axis more; uint8, or
+            floating-point in [0, 1]. Others are refused with an InputError.
         """
-        predictions = []
-        for result in self.stream(images):
+        results = list(self.stream(images))
+        for result in results:
             if isinstance(result, Failure):
-                logger.warning("left out: %s", result.error)
-            else:
-                predictions.append(result)
-        return predictions
+                logger.warning("%s", result.error)
+        return results
 
     def choose_threshold(self, images: ImageLike | Iterable[ImageLike]) -> str:
         """Refine the default threshold by images alone, without boxes; gives how, in words.
@@ -200,10 +200,16 @@ class Localizer:
             except InputError as error:
                 return Failure(name, str(error))
         name = f"image {index}"
-        try:
-            picture = to_rgb(image) if isinstance(image, Image.Image) else from_array(image)
+        if not isinstance(image, Image.Image):
+            try:
+                picture = from_array(image)
+            except InputError as error:
+                raise InputError(f"{name}: {error}") from None
             return _Loaded(name, picture.size, self.preprocessing.prepare(picture))
-        except InputError as error:
+        try:
+            picture = to_rgb(image)
+            return _Loaded(name, picture.size, self.preprocessing.prepare(picture))
+        except (InputError, OSError) as error:  # Pillow reads the file when its pixels are asked for
             return Failure(name, f"{name}: {error}")
 
     def _localize(self, loaded: list[_Loaded | Failure]) -> Iterator[Prediction | Failure]:
@@ -246,8 +252,9 @@ def find_images(images: ImageLike | Iterable[ImageLike]) -> Iterator[ImageLike]:
     """The images one by one, with every folder replaced by the image files below it."""
     if isinstance(images, (str, os.PathLike)) and not os.path.exists(images):
         raise InputError(f"{os.fspath(images)}: no such image file or folder")
-    if isinstance(images, (str, os.PathLike, Image.Image, np.ndarray)):
-        images = [images]
+    one_array = isinstance(images, (np.ndarray, Tensor)) and images.ndim < 4  # four axes are a batch
+    if one_array or isinstance(images, (str, os.PathLike, Image.Image)):
+        images = [images]  # type: ignore[list-item]
     if not isinstance(images, Iterable):
         raise InputError(f"expected images, paths or a list of them, got {type(images).__name__}")
     for image in images:
@@ -268,11 +275,33 @@ def image_files(path: str | os.PathLike[str]) -> list[Path]:
     return files
 
 
-def from_array(array: NDArray) -> Image.Image:
-    """An RGB image from uint8 (H, W, 3) or (H, W, 4), or grey (H, W)."""
-    if not isinstance(array, np.ndarray):
-        raise InputError(f"expected a path, a PIL image or a numpy array, got {type(array).__name__}")
-    grey_or_colour = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))
-    if array.dtype != np.uint8 or not grey_or_colour or array.size == 0:
-        raise InputError(f"an array must be uint8 (H, W, 3), got {array.dtype} {array.shape}")
-    return to_rgb(Image.fromarray(array))
+def from_array(array: NDArray | Tensor) -> Image.Image:
+    """An RGB image from an array (H, W, C) or a tensor (C, H, W) of 1, 3 or 4 channels, or either (H, W); uint8, or
+    floating-point in [0, 1]."""
+    if isinstance(array, Tensor):
+        tensor = array.detach().cpu()
+        expected, pixels = "(3, H, W)", (tensor.movedim(0, -1) if tensor.ndim == 3 else tensor).numpy()
+    elif isinstance(array, np.ndarray):
+        expected, pixels = "(H, W, 3)", array
+    else:
+        raise InputError(
+            f"expected a path, a PIL image, a numpy array or a tensor, got {type(array).__name__}"
+        )
+    kind = f"{'a tensor' if isinstance(array, Tensor) else 'an array'} must be {expected}"
+    given = f"{array.dtype} {tuple(array.shape)}".removeprefix("torch.")
+    if pixels.ndim == 3 and pixels.shape[2] == 1:
+        pixels = pixels[..., 0]
+    grey_or_colour = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (3, 4))
+    if not grey_or_colour or pixels.size == 0:
+        raise InputError(f"{kind}, got {given}")
+    if pixels.dtype.kind == "f":
+        low, high = float(pixels.min()), float(pixels.max())
+        if not 0 <= low <= high <= 1:  # NaN too
+            raise InputError(
+                f"{kind}, uint8 or floating-point in [0, 1]; got {given} from {low:.3g} to {high:.3g} "
+                "(neither normalised nor scaled to 255)"
+            )
+        pixels = np.rint(pixels * 255).astype(np.uint8)
+    elif pixels.dtype != np.uint8:
+        raise InputError(f"{kind}, uint8 or floating-point in [0, 1]; got {given}")
+    return to_rgb(Image.fromarray(np.ascontiguousarray(pixels)))

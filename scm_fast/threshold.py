@@ -30,15 +30,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import cv2
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from .errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 INTERPOLATIONS = ("cubic", "linear")
 LEVELS = 256  # of a map when it is cut
@@ -182,6 +183,8 @@ def token_separation(maps: NDArray, tokens: Tensor) -> NDArray[np.float32]:
     maps: (B, H, W), activation maps on the token grid.
     tokens: (B, D, H, W), on any device.
     """
+    import torch
+
     scores = np.stack([normalize_map(np.asarray(m, dtype=np.float64)) for m in maps])
     statistics = MapStatistics(*np.array([map_statistics(s) for s in scores]).T[:, :, None])  # each (B, 1)
     cuts = np.asarray(RULES[DEFAULT_THRESHOLD.rule](statistics, SEPARATION_VALUES))  # (B, K)
@@ -195,6 +198,8 @@ def token_separation(maps: NDArray, tokens: Tensor) -> NDArray[np.float32]:
 
 def _separation(inside: Tensor, x: Tensor) -> Tensor:
     """(B, K), of K cuts (B, K, N), 1 in the object and 0 elsewhere, of unit tokens (B, D, N)."""
+    import torch
+
     graph = (x.transpose(1, 2) @ x).clamp_(min=0)  # (B, N, N)
     towards_object = inside @ graph  # (B, K, N), the weight between the object and each token
     within_object = (towards_object * inside).sum(2)

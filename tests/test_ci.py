@@ -67,8 +67,7 @@ def test_ci_fails_when_too_many_tests_are_skipped(stand_ins):
         ("lint", "ruff format"),
         ("lint", "ruff check"),
         ("bench-smoke", "pytest"),
-        ("demo", "scm-fast train"),
-        ("demo", "scm-fast compare"),
+        ("demo", "scm-fast demo"),
     ],
 )
 def test_a_target_fails_with_each_of_its_programs(stand_ins, tmp_path, target, failing):

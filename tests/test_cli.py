@@ -1,6 +1,8 @@
 """What all commands share: help that teaches, errors in a line, exit statuses, quiet pipes, installed recipes."""
 
+import importlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,7 +12,8 @@ import pytest
 from data_folders import write_folder
 
 from scm_fast import InputError
-from scm_fast.cli import COMMANDS, main, program
+from scm_fast.cli import COMMANDS, help_text, main, program
+from scm_fast.training.recipes import config_from_options
 
 SCM_FAST = [sys.executable, "-m", "scm_fast.cli"]
 
@@ -66,6 +69,40 @@ def test_wrong_options_are_one_line(arguments, message, capsys):
     assert said.startswith(f"scm-fast {arguments[0]}: error: ")
     assert message in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(["--help"], ["--version"], ["info", "--help"], ["predict", "--help"], ["localise"]),
+        *([command, "--no-such-option"] for command in COMMANDS),
+        ["evaluate", "--data", "birds"],
+    ],
+    ids=" ".join,
+)
+def test_help_and_wrong_options_need_no_torch(arguments):
+    """Half a second of computing, in a process of its own."""
+    code = (
+        "import sys, time\nfrom scm_fast.cli import main\n"
+        "try: main(sys.argv[1:])\nexcept SystemExit: pass\n"
+        "print('torch' in sys.modules, time.process_time(), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    imported, seconds = done.stderr.splitlines()[-1].split()
+    assert imported == "False"
+    assert float(seconds) < 0.5
+
+
+def test_the_advice_of_help_is_followed():
+    """The commands that it shows parse, and train one's own images by the recipe for them."""
+    for line in re.findall(r"^  scm-fast ([a-z-]+) (.*?)(?:   .*)?$", help_text(), re.M):
+        command, arguments = line[0], line[1].split()
+        parser = program.Parser(command, None)
+        module = importlib.import_module(f"scm_fast.cli.{command.replace('-', '_')}")
+        module.add_arguments(parser)
+        parsed = parser.parse_args(arguments)
+        if "--data" in arguments:
+            assert config_from_options(parsed).backbone == "deit_tiny_patch16_224"
 
 
 class OutOfMemoryError(RuntimeError):

@@ -412,6 +412,34 @@ def test_coco_covering_all_splits(tmp_path):
     assert "cat/ghost.png is not among the images" in found[0]
 
 
+@pytest.mark.parametrize("splits", [(), ("train", "val", "test")], ids=["one folder", "three"])
+def test_coco_with_other_paths_is_one_problem(tmp_path, splits):
+    """However many images there are: what the json has, and what the folder has."""
+    root = write_folder(tmp_path, splits)
+    files = [f"/data/export/{c}_{i}.png".removeprefix("/") for c in ("cat", "dog") for i in range(10)]
+    json_file = write_coco(root / ("test.json" if splits else "annotations.json"), files)
+    found, _ = problems_of(root, "test")
+    prefix = "test/" if splits else ""
+    assert len(found) == 1, found
+    assert found[0].startswith(
+        f"{json_file}: 20 of its 20 images are not there: the json has such as data/export/cat_0.png, "
+        f"the folder has such as {prefix}cat/cat_"
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["../cat/cat_0.png", "/etc/cat_0.png", "cat/../../cat_0.png", "C:\\cat_0.png"]
+)
+def test_coco_names_that_lead_outside(tmp_path, name):
+    root = write_folder(tmp_path / "set")
+    write_image(tmp_path / "cat" / "cat_0.png")
+    files = [f"{c}/{c}_{i}.png" for c in ("cat", "dog") for i in range(10)]
+    write_coco(root / "annotations.json", [*files, name])
+    found, _ = problems_of(root, "test")
+    assert len(found) == 1, found
+    assert f"annotations.json: file_name {name!r} leads outside the folder {root}" in found[0]
+
+
 def test_coco_names_that_fit_several_images(tmp_path):
     """Bare names of a json for all splits: one that is in two folders must not give its box to either."""
     root = tmp_path

@@ -1,9 +1,12 @@
 """README.md and docs/: links lead somewhere, Python snippets run, commands have the options that they show."""
 
 import argparse
+import ast
 import importlib
 import importlib.util
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,11 +15,12 @@ import torch
 from data_folders import write_cub, write_folder, write_image
 from documents import anchors, blocks, broken_links, commands, inline_commands
 
-from scm_fast import create_model, save_model
+from scm_fast import Localizer, create_model, save_model
 from scm_fast.cli import COMMANDS
 from scm_fast.cli.program import Parser
 from scm_fast.data.layouts import registry as layouts
 from scm_fast.models.architectures import registry as architectures
+from scm_fast.models.export import export_model
 from scm_fast.models.methods import registry as methods
 from scm_fast.training.recipes import config_from_options
 
@@ -62,6 +66,8 @@ def user_folder(tmp_path_factory) -> Path:
     model = create_model("deit_tiny_patch16_224", 6, backbone_options=small)
     for name in ("birds", "mine"):
         save_model(model, folder / "runs" / name / "last")
+    if importlib.util.find_spec("onnxruntime"):
+        export_model(model, folder / "birds.onnx")
     return folder
 
 
@@ -78,6 +84,25 @@ def test_python_snippets_run(page, user_folder, monkeypatch):
     for block in blocks(page.read_text(), "python"):
         padded = "\n" * (block.line - 1) + block.text  # so that a traceback has the page's lines
         exec(compile(padded, str(page), "exec"), namespace)
+
+
+def test_the_onnx_example_needs_no_package_of_ours(user_folder):
+    """In a process of its own, and to the boxes of Localizer but for how images are made smaller."""
+    pytest.importorskip("onnxruntime")
+    page = ROOT / "docs" / "models.md"
+    (example,) = [block.text for block in blocks(page.read_text(), "python") if "onnxruntime" in block.text]
+    assert len(ast.parse(example).body) <= 15, "lines, but for those that are broken"
+    check = "import sys; assert not {'torch', 'timm', 'scm_fast'} & set(sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{example}\n{check}"], cwd=user_folder, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    name, *box = done.stdout.split()
+    localizer = Localizer.from_checkpoint(user_folder / "runs/birds/last")
+    (prediction,) = localizer.predict(user_folder / "photos/0.jpg")
+    assert name == prediction.classes[0].name
+    shares = [corner / side for corner, side in zip(prediction.box, prediction.size * 2, strict=True)]
+    assert [float(share) for share in box] == pytest.approx(shares, abs=0.05)
 
 
 @pytest.mark.parametrize("page", with_code("sh", "bash"), ids=page_id)

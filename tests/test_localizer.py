@@ -18,7 +18,7 @@ from test_boxes import literal_boxes, literal_uint8
 from scm_fast import InputError, Localizer, create_model, load_model, save_model
 from scm_fast.cli import main
 from scm_fast.evaluation.boxes import ScoredBox, box_iou
-from scm_fast.localizer import ClassScore, Prediction
+from scm_fast.localizer import ClassScore, Failure, Prediction
 from scm_fast.models import LocalizationModel
 from scm_fast.models.export import export_model
 from scm_fast.overlay import draw_overlay
@@ -151,19 +151,62 @@ def test_an_unreadable_image_is_named_and_the_rest_go_on(checkpoint, pictures, t
     good = list(truth)
     localizer = Localizer.from_checkpoint(checkpoint, batch_size=2, threshold=0.5)
     with caplog.at_level(logging.WARNING, "scm_fast"):
-        predictions = localizer.predict(
-            [good[0], bad, tmp_path / "missing.png", good[1], np.zeros((4, 4, 2), np.uint8)]
-        )
-    assert [p.name for p in predictions] == [str(good[0]), str(good[1])]
-    check(predictions[1], truth[good[1]])
+        images = [good[0], bad, tmp_path / "missing.png", good[1], Image.new("F", (4, 4))]
+        predictions = localizer.predict(images)
+    assert [p.name for p in predictions] == [*map(str, images[:4]), "image 4"]
+    assert [isinstance(p, Failure) for p in predictions] == [False, True, True, False, True]
+    check(predictions[3], truth[good[1]])
     assert str(bad) in caplog.text
-    assert f"{tmp_path / 'missing.png'}: no such image file" in caplog.text
-    assert "image 4: an array must be uint8 (H, W, 3), got uint8 (4, 4, 2)" in caplog.text
+    assert predictions[2].error == f"{tmp_path / 'missing.png'}: no such image file"
+    assert predictions[2].error in caplog.text
+    assert "image 4: a floating-point image has no defined white" in caplog.text
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="empty: no image files in this folder"):
         localizer.predict(tmp_path / "empty")
     with pytest.raises(InputError, match="photoz: no such image file or folder"):
         localizer.predict(tmp_path / "photoz")
+
+
+def test_arrays_and_tensors_in_the_usual_conventions(checkpoint, pictures):
+    """(H, W, 3) arrays and (3, H, W) tensors, of bytes or in [0, 1], one or a batch of them."""
+    _, truth = pictures
+    localizer = Localizer.from_checkpoint(checkpoint, threshold=0.5)
+    path = next(iter(truth))
+    (reference,) = localizer.predict(path)
+    pixels = np.array(Image.open(path).convert("RGB"))
+    tensor = torch.from_numpy(pixels).permute(2, 0, 1)
+    cases = [pixels, (pixels / 255).astype(np.float32), pixels / 255, tensor, tensor / 255]
+    cases += [(tensor / 255).double().requires_grad_(), tensor[None], pixels[None] / 255]
+    for case in cases:
+        (prediction,) = localizer.predict(case)
+        assert prediction.box == reference.box
+        np.testing.assert_array_equal(prediction.map, reference.map)
+    both = torch.stack([tensor, tensor.flip(-1)]) / 255
+    first, second = localizer.predict(both)
+    assert first.box == reference.box
+    assert second.box == localizer.predict(pixels[:, ::-1])[0].box != first.box
+    grey = np.array(Image.open(path).convert("L"))
+    boxes = {localizer.predict(g)[0].box for g in (grey, grey / 255, torch.from_numpy(grey)[None])}
+    assert len(boxes) == 1
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        (np.zeros((4, 4, 2), np.uint8), r"image 0: an array must be \(H, W, 3\), got uint8 \(4, 4, 2\)"),
+        (np.full((4, 4, 3), 200.0), "got float64 .* from 200 to 200"),
+        (np.full((4, 4, 3), np.nan), "from nan to nan"),
+        (torch.zeros(9, 9, 3), r"a tensor must be \(3, H, W\), got float32 \(9, 9, 3\)"),
+        (torch.randn(3, 9, 9), r"floating-point in \[0, 1\]; got float32"),
+        (torch.zeros(3, 4, 4, dtype=torch.int64), r"got int64 \(3, 4, 4\)"),
+        ([np.zeros((4, 4, 3), np.uint8), 7], "image 1: expected a path, .* got int"),
+        (torch.zeros(2, 2, 3, 4, 4), "image 0: a tensor must be"),
+    ],
+    ids=["two channels", "to 255", "NaN", "channels last", "normalised", "int64", "a number", "five axes"],
+)
+def test_other_arrays_are_refused(checkpoint, image, message):
+    with pytest.raises(InputError, match=message):
+        Localizer.from_checkpoint(checkpoint).predict(image)
 
 
 def run_predict(*arguments):
@@ -501,11 +544,22 @@ def test_onnx_equals_the_model_for_any_batch(tmp_path, backbone, method):
     pytest.importorskip("onnxscript")
     onnxruntime = pytest.importorskip("onnxruntime")
     model = create_model(backbone, 5, method, image_size=64, backbone_options=SMALL)
+    model.config.threshold = Threshold(0.4, "deviation", "linear")
     path = tmp_path / "model.onnx"
     assert export_model(model, path) < 1e-5
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     names = ["logits", "attention"] + ["semantic"] * (method == "scm")
     assert [output.name for output in session.get_outputs()] == names
+    for value in (*session.get_inputs(), *session.get_outputs()):
+        assert value.shape[0] == "batch"
+    about = {key: json.loads(text) for key, text in session.get_modelmeta().custom_metadata_map.items()}
+    assert about == {
+        "class_names": ["0", "1", "2", "3", "4"],
+        "image_size": [64, 64],
+        "mean": list(model.config.mean),
+        "std": list(model.config.std),
+        "threshold": {"value": 0.4, "rule": "deviation", "interpolation": "linear"},
+    }
     for batch in (1, 5):
         images = torch.randn(batch, 3, 64, 64)
         outputs = session.run(None, {"images": images.numpy()})

@@ -341,3 +341,22 @@ def test_wrong_images_are_named(name, options, images, message):
     model = create_model(name, 7, backbone_options={**small, **options}, **size).eval()
     with pytest.raises(InputError, match=message):
         model(images)
+
+
+def test_offline_without_cached_weights_is_said_quickly(tmp_path):
+    """The hub's own client would try again for a minute, a line at a time."""
+    code = (
+        "import time, scm_fast\nbegin = time.perf_counter()\n"
+        "try: scm_fast.create_model('deit_tiny_patch16_224', 3, pretrained=True)\n"
+        "except scm_fast.InputError as error: print(f'{time.perf_counter() - begin:.1f} {error}')"
+    )
+    nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}  # the port of nobody
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | nowhere, capture_output=True, text=True, timeout=240
+    )
+    seconds, message = done.stdout.split(" ", 1)
+    assert float(seconds) < 10
+    assert message.startswith("the weights of 'deit_tiny_patch16_224' could not be had from timm's hub (")
+    assert message.endswith("pretrained=FILE\n")
+    assert message.count("\n") == 1
+    assert done.stderr == ""

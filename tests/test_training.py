@@ -32,7 +32,7 @@ from scm_fast.files import readable_size, replacing
 from scm_fast.spatial_calibration import PRESETS
 from scm_fast.threshold import DEFAULT_THRESHOLD, Threshold
 from scm_fast.training import TrainConfig, Trainer, make_config
-from scm_fast.training.config import PRESET_DEFAULTS
+from scm_fast.training.config import PRESET_DEFAULTS, batch_for
 from scm_fast.training.logs import CsvLog
 from scm_fast.training.optimization import build_optimizer, build_scheduler
 from scm_fast.training.pretraining import pretrain
@@ -374,6 +374,52 @@ class TestTrainer:
     def test_batch_larger_than_the_data(self, tmp_path, cub):
         with pytest.raises(InputError, match=r"do not fill one global batch of 50; .* --global-batch 4"):
             Trainer(tiny(tmp_path / "run", cub, global_batch=50), CPU)
+
+    @pytest.mark.parametrize(
+        ("images", "batch"), [(5, 5), (54, 8), (500, 8), (1000, 16), (3200, 64), (5994, 64), (10**6, 256)]
+    )
+    def test_a_batch_by_the_number_of_images(self, images, batch):
+        assert batch_for(images) == batch
+
+    def test_a_small_folder_trains_by_itself(self, tmp_path, caplog):
+        """As `--help` advises, with no batch given; what was chosen stays when the run is resumed."""
+        write_folder(tmp_path / "mine", per_class=20)  # 14 training images of each class
+        options = {name: value for name, value in TINY.items() if name != "global_batch"}
+        config = make_config(options | {"data": str(tmp_path / "mine"), "out": str(tmp_path / "run")}, "test")
+        train(config)
+        assert "--global-batch" not in caplog.text
+        saved = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
+        assert saved["global_batch"] == 8
+        assert len(list(csv.DictReader((tmp_path / "run/steps.csv").open()))) == 3
+        Trainer(dataclasses.replace(config, resume="auto"), CPU)
+        with pytest.raises(InputError, match="global_batch was 8 and is now 4"):
+            Trainer(dataclasses.replace(config, resume="auto", global_batch=4), CPU)
+
+    def test_a_finished_run_is_extended_where_the_learning_rate_stays(self, tmp_path, cub):
+        """To the same weights as a run that was begun with so many epochs."""
+        constant = {"lr": 1e-3, "min_lr": 1e-3, "warmup_epochs": 0.5}
+        for name, epochs in (("extended", (1, 3)), ("whole", (3,))):
+            for count in epochs:
+                trainer = Trainer(tiny(tmp_path / name, cub, epochs=count, resume="auto", **constant), CPU)
+                trainer.fit()
+            assert [row["epoch"] for row in csv.DictReader((tmp_path / name / "log.csv").open())] == [
+                *("0", "1", "2")
+            ]
+        extended, whole = (
+            load_model(tmp_path / name / "last").state_dict() for name in ("extended", "whole")
+        )
+        torch.testing.assert_close(extended, whole, rtol=0, atol=0)
+        with pytest.raises(InputError, match="more epochs, not fewer"):
+            Trainer(tiny(tmp_path / "whole", cub, epochs=2, resume="auto", **constant), CPU)
+
+    def test_a_run_whose_learning_rate_falls_is_not_extended(self, tmp_path, cub):
+        Trainer(tiny(tmp_path / "run", cub), CPU).fit()
+        reason = (
+            r"epochs was 1 and is now 2: its learning rate falls from 5e-05 to 0 over the epochs .*"
+            r"--pretrained .*run/last --out another folder"
+        )
+        with pytest.raises(InputError, match=reason):
+            Trainer(tiny(tmp_path / "run", cub, epochs=2, resume="auto"), CPU)
 
     def test_what_is_wrong_is_known_before_weights_are_loaded(self, tmp_path, cub, monkeypatch):
         def fail(*args: object) -> None:

@@ -16,6 +16,7 @@ from .program import Parser, guarded
 
 # name -> one line for `scm-fast --help`, in the order of use; the code is in the module of that name (_ for -).
 COMMANDS: dict[str, str] = {
+    "demo": "TS-CAM and SCM on the built-in set, side by side: minutes, nothing to download",
     "check-data": "look through a data folder and list everything that is wrong with it",
     "train": "train a network on image labels, and evaluate it",
     "evaluate": "how well a trained network classifies and localises, by a named protocol",
@@ -33,11 +34,11 @@ usage: scm-fast COMMAND [options]
 Train a vision transformer on image labels alone, and it also tells where the object is.
 
 First, without any data or download (minutes on a laptop):
-  scm-fast train --out runs/first                    the built-in set; its report: runs/first/evaluation
+  scm-fast demo                                      the built-in set: a comparison, a picture, a report
 
 Then with your own images, a folder per class:
   scm-fast check-data my_images                      what is there, and what is wrong with it
-  scm-fast train --data my_images --out runs/mine --epochs 10
+  scm-fast train --config custom_folder --data my_images --out runs/mine
   scm-fast predict photos/ --checkpoint runs/mine/last --out found --overlay
 
 commands (scm-fast COMMAND --help explains each, with examples):

@@ -28,7 +28,6 @@ from pathlib import Path
 
 from ..benchmarks.regressions import TOLERANCE, find_regressions, format_regressions
 from ..benchmarks.table import read_table
-from ..devices import resolve_device
 from ..errors import InputError
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
@@ -107,6 +106,8 @@ def _measure(args: argparse.Namespace) -> int:
     for package in ("pytest", "pytest_benchmark"):
         if importlib.util.find_spec(package) is None:
             raise InputError(f"{package} is not installed; pip install 'scm-fast[dev]'")
+    from ..devices import resolve_device
+
     resolve_device(args.device)
     files = [_bench_file(op) for op in args.ops] or [BENCH]
     results = _default_results(args.device) if args.results is None else args.results.resolve()

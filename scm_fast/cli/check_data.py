@@ -15,41 +15,45 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from ..data.checks import check_split
-from ..data.layouts import all_layouts, layout_names
-from ..data.opening import check_sources, read_split, resolve_layout, takers
-from ..data.records import Problem, Split
+from .. import choices
 from ..errors import InputError
+from .program import Parser
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..data.records import Problem, Split
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.add_argument("root", metavar="DIR", help="data folder, or 'synthetic' for the built-in set")
-    width = max(map(len, layout_names()))
-    parser.epilog = "layouts:\n" + "\n".join(
-        f"  {layout.name:{width}}  {layout.summary}" for layout in all_layouts()
-    )
-    parser.add_argument(
-        "--layout", choices=("auto", *layout_names()), default="auto", help="do not find it from the folder"
-    )
+    parser.add_choice("--layout", choices.layouts, default="auto", help="do not find it from the folder")
     parser.add_argument("--split", action="append", help="check this split only (may be repeated)")
-    parser.add_argument(
-        "--images", type=Path, metavar="DIR", help=f"image folder ({', '.join(takers('images'))})"
-    )
-    parser.add_argument(
-        "--boxes",
-        type=Path,
-        metavar="PATH",
-        help=f"box source: COCO json, csv or folder ({', '.join(takers('boxes'))})",
-    )
+    images = parser.add_argument("--images", type=Path, metavar="DIR")
+    boxes = parser.add_argument("--boxes", type=Path, metavar="PATH")
     parser.add_argument("--quick", action="store_true", help="read image headers instead of decoding")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
+    def explain() -> None:
+        from ..data.layouts import all_layouts
+
+        images.help = f"image folder ({choices.takers('images')})"
+        boxes.help = f"box source: COCO json, csv or folder ({choices.takers('boxes')})"
+        width = max(len(layout.name) for layout in all_layouts())
+        parser.epilog = "layouts:\n" + "\n".join(
+            f"  {layout.name:{width}}  {layout.summary}" for layout in all_layouts()
+        )
+
+    parser.before_help = explain
+
 
 def execute(args: argparse.Namespace) -> int:
+    from ..data.checks import check_split
+    from ..data.opening import check_sources, read_split, resolve_layout
+    from ..data.records import Problem
+
     layout, folder = resolve_layout(args.root, args.layout)
     check_sources(layout, args.images, args.boxes)
     # trainval is train and val together.
@@ -81,6 +85,8 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _summary(split: Split) -> dict[str, Any]:
+    import numpy as np
+
     records = split.records
     sizes = np.array([record.size for record in records if record.size]).reshape(-1, 2)
     return {
@@ -99,6 +105,8 @@ def _summary(split: Split) -> dict[str, Any]:
 
 def _range(values: np.ndarray) -> list[int]:
     """[min, median, max] in pixels; empty without values."""
+    import numpy as np
+
     return [int(values.min()), int(np.median(values)), int(values.max())] if len(values) else []
 
 

@@ -32,22 +32,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..data import DataSource
-from ..devices import AMP_DTYPES
-from ..distributed import is_first, on_first, processes
+from .. import choices
 from ..errors import InputError
-from ..evaluation import EvaluationSettings, Predictor, Strategy, evaluate, summary, write_results
-from ..evaluation.predictor import DEFAULT
-from ..evaluation.protocols import HELDOUT_RULES, PROTOCOLS
-from ..evaluation.results import METRICS_FILE
 from ..files import make_folder
-from ..models import load_model
-from ..models.checkpoint import check_threshold_can_be_saved, save_threshold
-from ..models.maps import map_names
 from ..threshold import BEST, make_threshold
+from .program import Parser
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--checkpoint",
         required=True,
@@ -62,21 +54,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--val-boxes", help="COCO json or wsolevaluation folder of pseudo-boxes for heldout to choose on"
     )
-    parser.add_argument("--protocol", default="heldout", choices=list(PROTOCOLS))
+    parser.add_choice("--protocol", choices.protocols, default="heldout")
     parser.add_argument(
         "--threshold", help="for --protocol fixed: a number in [0, 1), or such as between:0.3"
     )
-    parser.add_argument("--rule", default=BEST, choices=list(HELDOUT_RULES), help=f"of heldout ({BEST})")
+    parser.add_choice("--rule", choices.heldout_rules, default=BEST, help=f"of heldout ({BEST})")
     parser.add_argument("--step", type=float, default=0.001, help="of the thresholds that are tried (0.001)")
-    parser.add_argument("--strategy", default=DEFAULT, help=f"maps to combine, such as F4*S4 ({DEFAULT})")
-    parser.add_argument("--map", help=f"another map than the model's own: {', '.join(map_names())}")
+    parser.add_argument("--strategy", help="maps to combine, such as F4*S4 (F0*S0)")
+    other = parser.add_argument("--map")
     parser.add_argument("--refine", action="store_true", help="apply SCM's diffusion to the maps")
     parser.add_argument("--mirror", action="store_true", help="average with the mirror image: two passes")
     parser.add_argument("--skip-bad-images", action="store_true", help="leave out and list, do not stop")
     parser.add_argument("--batch-size", type=int, default=64, help="images per process (64)")
     parser.add_argument("--workers", type=int, help="loading processes (by the cores)")
     parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (cuda if there is one)")
-    parser.add_argument("--amp", default="none", choices=list(AMP_DTYPES), help="autocast dtype (none)")
+    parser.add_choice("--amp", choices.precisions, default="none", help="autocast dtype (none)")
     parser.add_argument("--out", type=Path, help="folder for results (evaluation/ beside the weights)")
     parser.add_argument("--report", action="store_true", help="also write report.html")
     parser.add_argument(
@@ -84,8 +76,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print metrics.json instead of the table")
 
+    def explain() -> None:
+        other.help = f"another map than the model's own: {', '.join(choices.maps())}"
+
+    parser.before_help = explain
+
 
 def execute(args: argparse.Namespace) -> int:
+    from ..data import DataSource
+    from ..distributed import is_first, on_first, processes
+    from ..evaluation import EvaluationSettings, Predictor, Strategy, evaluate, summary, write_results
+    from ..evaluation.predictor import DEFAULT
+    from ..evaluation.results import METRICS_FILE
+    from ..models import load_model
+    from ..models.checkpoint import check_threshold_can_be_saved, save_threshold
+    from ..training.building import amp_dtype
+
     settings = EvaluationSettings(
         args.protocol,
         None if args.threshold is None else make_threshold(args.threshold),
@@ -101,7 +107,7 @@ def execute(args: argparse.Namespace) -> int:
         raise InputError(
             f"--val-boxes: protocol {args.protocol} does not choose by boxes of {args.val_split}, heldout does"
         )
-    strategy = Strategy.parse(args.strategy)
+    strategy = Strategy.parse(args.strategy or DEFAULT)
     if args.save_threshold:
         check_threshold_can_be_saved(args.checkpoint)
         if strategy != Strategy() or args.map or args.refine:
@@ -112,7 +118,14 @@ def execute(args: argparse.Namespace) -> int:
         model = load_model(args.checkpoint).to(device)
         strategy.check(model)
         predictor = Predictor(
-            model, device, strategy, AMP_DTYPES[args.amp], args.checkpoint, args.mirror, args.map, args.refine
+            model,
+            device,
+            strategy,
+            amp_dtype(args.amp, device),
+            args.checkpoint,
+            args.mirror,
+            args.map,
+            args.refine,
         )
         source = DataSource(
             args.data, args.layout, args.images, args.boxes, args.skip_bad_images, args.val_boxes

@@ -15,14 +15,14 @@ import argparse
 import json
 from typing import Any
 
-from ..environment import describe
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def execute(args: argparse.Namespace) -> int:
+    from ..environment import describe
+
     found = describe()
     print(json.dumps(found, indent=2) if args.json else _text(found))
     return 0

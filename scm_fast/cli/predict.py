@@ -25,6 +25,9 @@ theirs too, if their area is at least a tenth of the largest one's (and 64 pixel
 most. Their score is the sum of the map within, relative to the largest part's; in coco and csv, and on the
 overlays, it is multiplied by the score of the class.
 
+What is done is kept: after a Ctrl-C or on a full disk, the same command goes on where it was. The results are
+written when all images are done; until then OUT/unfinished.jsonl holds them, a line per image.
+
 An image that cannot be read is reported, and the others go on. Exit status: 0 all well, 1 some images could
 not be read, 2 wrong arguments or not one image that could be read.
 """
@@ -32,13 +35,23 @@ not be read, 2 wrong arguments or not one image that could be read.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import signal
 import sys
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path, PurePath
+from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
 from ..errors import InputError
 from ..files import make_folder
+from .program import Stop
+
+if TYPE_CHECKING:
+    from ..journal import Journal
+    from ..localizer import Localizer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,6 +63,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", required=True, type=Path, help="folder for the results")
     parser.add_argument("--format", choices=["json", "coco", "csv", "yolo"], default="json")
     parser.add_argument("--overlay", action="store_true", help="also draw maps and boxes")
+    parser.add_argument(
+        "--overlay-side",
+        type=int,
+        default=1600,
+        metavar="PIXELS",
+        help="longer side of the overlays; larger images are scaled down (default 1600)",
+    )
     parser.add_argument(
         "--threshold", help="such as 0.3 or between:0.3 (default: the checkpoint's, or chosen by the images)"
     )
@@ -64,13 +84,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     from ..formats import FORMATS
-    from ..localizer import Failure, Localizer, image_files
+    from ..journal import Journal
+    from ..localizer import Localizer, image_files
     from ..models import load_classifier, load_model
-    from ..overlay import save_overlay
+    from ..threshold import Threshold
 
     if missing := [str(path) for path in args.images if not path.exists()]:
         raise InputError(f"no such image file or folder: {', '.join(missing)}")
-    files = [file for path in args.images for file in image_files(path)]
+    if args.overlay_side < 1:
+        raise InputError(f"--overlay-side must be positive, got {args.overlay_side}")
+    # A file that is given twice, or by itself and by its folder, is one image.
+    files = list(dict.fromkeys(file for path in args.images for file in image_files(path)))
     if args.pretrained and not args.model:
         raise InputError("--pretrained: goes with --model")
     localizer = Localizer(
@@ -85,32 +109,100 @@ def execute(args: argparse.Namespace) -> int:
         args.refine,
     )
     make_folder(args.out, "--out")
-    if args.threshold is not None:
-        chosen_by = "given"
-    elif localizer.follows_checkpoint:
-        chosen_by = "the checkpoint's"
-    else:
-        chosen_by = localizer.choose_threshold(files)
-    names = output_names(files, args.images)
-    predictions, failures = [], []
-    results = tqdm(localizer.stream(files), total=len(files), unit=" images", disable=None)
-    for name, result in zip(names, results, strict=True):
-        if isinstance(result, Failure):
-            failures.append(result)
-            results.write(f"scm-fast predict: {result.error}", file=sys.stderr)
-            continue
-        predictions.append((name, result))
-        if args.overlay:
-            save_overlay(args.out / "overlays" / f"{name}.jpg", result)
-    if not predictions:
-        raise InputError(f"none of the {len(files)} images could be read; nothing was written to {args.out}")
-    written = FORMATS[args.format](args.out, predictions, localizer.class_names)
-    boxes = f" with {sum(len(p.boxes) for _, p in predictions)} boxes" if args.max_boxes > 1 else ""
-    unread = f", {len(failures)} could not be read" if failures else ""
-    print(
-        f"{len(predictions)} images{boxes} in {written}{unread}; threshold {localizer.threshold} ({chosen_by})"
-    )
+    with contextlib.closing(Journal(args.out, _what_counts(args))) as journal:
+        journal.begin()
+        if journal.notes:
+            localizer.threshold = Threshold(**journal.notes["threshold"])
+        else:
+            chosen_by = _choose_threshold(localizer, args.threshold, files)
+            journal.start({"threshold": asdict(localizer.threshold), "chosen_by": chosen_by})
+        if journal.done:
+            print(f"{len(journal)} of {len(files)} images are done already", file=sys.stderr)
+        failures = _predict(localizer, journal, files, args)
+        if not journal.done:
+            journal.remove()
+            raise InputError(
+                f"none of the {len(files)} images could be read; nothing was written to {args.out}"
+            )
+        with _keeping(journal, files, args.out):
+            written = FORMATS[args.format](args.out, journal, localizer.class_names)
+        boxes = f" with {sum(len(f.boxes) for f in journal)} boxes" if args.max_boxes > 1 else ""
+        unread = f", {failures} could not be read" if failures else ""
+        print(
+            f"{len(journal)} images{boxes} in {written}{unread}; "
+            f"threshold {localizer.threshold} ({journal.notes['chosen_by']})"
+        )
+        journal.remove()
     return 1 if failures else 0
+
+
+def _what_counts(args: argparse.Namespace) -> dict[str, str]:
+    """The options that a result depends on; of a checkpoint, also which weights it has."""
+    free = ("images", "out", "format", "device", "batch_size")
+    return {name: _identity(value) for name, value in vars(args).items() if name not in free}
+
+
+def _identity(value: object) -> str:
+    """A value as text; of a file, or the weights in a folder, also how large it is and from when."""
+    from ..models.weights import WEIGHTS_FILE
+
+    if not isinstance(value, Path):
+        return str(value)
+    file = value / WEIGHTS_FILE if value.is_dir() else value
+    status = file.stat()
+    return f"{file.resolve()} ({status.st_size} bytes, {status.st_mtime_ns})"
+
+
+def _choose_threshold(localizer: Localizer, given: str | None, files: list[Path]) -> str:
+    """Whose threshold it is, in words."""
+    if given is not None:
+        return "given"
+    if localizer.follows_checkpoint:
+        return "the checkpoint's"
+    return localizer.choose_threshold(files)
+
+
+def _predict(localizer: Localizer, journal: Journal, files: list[Path], args: argparse.Namespace) -> int:
+    """Put the images that are left into the journal; gives how many of them could not be read."""
+    from ..formats import Finding
+    from ..localizer import Failure
+    from ..overlay import save_overlay
+
+    left = [
+        (file, name)
+        for file, name in zip(files, output_names(files, args.images), strict=True)
+        if str(file) not in journal.done
+    ]
+    failures = 0
+    results = tqdm(
+        localizer.stream(file for file, _ in left),
+        initial=len(journal),
+        total=len(files),
+        unit=" images",
+        disable=None,
+    )
+    with _keeping(journal, files, args.out):
+        for (_, name), result in zip(left, results, strict=True):
+            if isinstance(result, Failure):
+                failures += 1
+                results.write(f"scm-fast predict: {result.error}", file=sys.stderr)
+                continue
+            if args.overlay:
+                save_overlay(args.out / "overlays" / f"{name}.jpg", result, args.overlay_side)
+            journal.add(Finding.of(name, result))
+    return failures
+
+
+@contextlib.contextmanager
+def _keeping(journal: Journal, files: list[Path], out: Path) -> Iterator[None]:
+    """Whatever stops the work within, say what is done and how to go on."""
+    try:
+        yield
+    except (KeyboardInterrupt, OSError) as error:
+        kept = f"{len(journal)} of {len(files)} images are done and kept, the same command goes on with the others"
+        if isinstance(error, OSError):
+            raise Stop(f"error: {error.filename or out}: {error.strerror}; {kept}", 2) from None
+        raise Stop(f"stopped; {kept}", 128 + signal.SIGINT) from None
 
 
 def output_names(files: list[Path], given: list[Path]) -> list[str]:

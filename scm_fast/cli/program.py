@@ -15,10 +15,23 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 from ..errors import InputError, LostProcess
+
+
+class Choices(Iterable[str]):
+    """Choices of an option that are found out when somebody looks."""
+
+    def __init__(self, find: Callable[[], Iterable[str]]) -> None:
+        self._find = find
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._find())
+
+    def __contains__(self, value: object) -> bool:
+        return value in tuple(self._find())
 
 
 class Parser(argparse.ArgumentParser):
@@ -31,6 +44,19 @@ class Parser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
+        self._choices: list[argparse.Action] = []
+
+        self.before_help: Callable[[], None] = lambda: None  # what only --help needs to know
+
+    def add_choice(self, name: str, choices: Callable[[], Iterable[str]], **options: Any) -> None:
+        """An option whose choices are found out when it is given, or by --help: that may import torch."""
+        self._choices.append(self.add_argument(name, choices=Choices(choices), metavar="NAME", **options))
+
+    def format_help(self) -> str:
+        self.before_help()
+        for action in self._choices:
+            action.metavar = None  # argparse lists the choices
+        return super().format_help()
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         # Before argparse misses a required option: the unknown one may be that, mistyped.

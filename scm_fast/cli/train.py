@@ -2,7 +2,7 @@
 
   scm-fast train                                      SCM on the built-in set: minutes on a laptop
   scm-fast train --method tscam                       the baseline, at the same budget
-  scm-fast train --config custom_folder --data my_images --global-batch 16
+  scm-fast train --config custom_folder --data my_images --out runs/mine
   scm-fast train --config cub_deit_small --data CUB_200_2011
   torchrun --nproc-per-node 8 -m scm_fast.cli train --config cub_deit_small --data CUB_200_2011
 
@@ -18,22 +18,20 @@ from __future__ import annotations
 
 import argparse
 
-from ..distributed import processes
 from ..errors import LostProcess
-from ..training import Diverged, Interrupted, TrainConfig, Trainer
-from ..training.pretraining import pretrain
+from ..training.config import TrainConfig
 from ..training.recipes import add_options, config_from_options
-from ..training.run_folder import RunFolder
-from ..training.validation import evaluate_kept_model
-from .program import Stop
+from .program import Parser, Stop
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.usage = f"{parser.prog} [--config CONFIG] [--OPTION VALUE ...]"
     add_options(parser)
 
 
 def execute(args: argparse.Namespace) -> int:
+    from ..training.stopping import Diverged, Interrupted
+
     try:
         train(config_from_options(args))
     except Diverged as error:
@@ -47,10 +45,17 @@ def execute(args: argparse.Namespace) -> int:
 
 def train(config: TrainConfig) -> None:
     """A whole run: training, and the evaluation of the model that it kept."""
+    from ..distributed import processes
+    from ..training.pretraining import pretrain
+    from ..training.run_folder import RunFolder
+    from ..training.trainer import Trainer
+    from ..training.validation import evaluate_kept_model
+
     assert config.out is not None
     source = config.source()
     with processes(config.device, config.partner_timeout) as device, RunFolder(config.out).locked():
+        config = config.with_batch(len(source.split(config.train_split)))
         trainer = Trainer(config, device, source, start_from=pretrain(config, device, source))
         trainer.fit()
         kept = trainer.folder.path / trainer.kept_model()
-        evaluate_kept_model(config, source, kept, device, trainer.amp)
+        evaluate_kept_model(config, source, kept, device, trainer.amp, trainer.kept_validation)

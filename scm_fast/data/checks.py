@@ -137,6 +137,7 @@ def check_boxes(split: Split) -> list[Problem]:
     """Boxes that are no boxes or leave the image, files in the wrong column order, images without any."""
     source = str(split.box_source)
     bad: list[Problem] = []
+    without: list[Problem] = []
     rows: list[tuple[tuple[float, ...], tuple[int, int] | None]] = []
     for record in split.records:
         for box in record.boxes:
@@ -146,7 +147,13 @@ def check_boxes(split: Split) -> list[Problem]:
                 bad.append(Problem(source, f"{record.id}: box {_text(box)} {fault}", record.id))
         needs_box = split.name in ("val", "test") and split.box_source and not split.pseudo_boxes
         if needs_box and not (record.boxes or record.masks):
-            bad.append(Problem(source, f"{record.id}: this image has no box", record.id))
+            without.append(Problem(source, f"{record.id}: this image has no box", record.id))
+    if (
+        len(without) == len(split.records) > 1
+    ):  # one cause, which the file's own problems tell if there are some
+        message = f"it has no box for any of the {len(without)} images of split {split.name!r}"
+        without = [] if split.box_problems else [Problem(source, message)]
+    bad += without
     confusion = _column_confusion(split.box_columns, rows)
     if confusion and bad:
         examples = "; ".join(problem.message for problem in bad[:3])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from ..errors import InputError
 from .listing import image_paths
 from .records import Box, Problem, Record
+
+FEW_UNKNOWN = 3  # images of a json that are not there, each named by itself
 
 
 def find_json(root: Path, split: str) -> tuple[Path | None, Path]:
@@ -51,14 +53,19 @@ def add_boxes(
     image_ids = [image.get("id") for image in content["images"]]
     repeated_ids = {key for key, count in Counter(image_ids).items() if count > 1}
     seen: set[str] = set()
+    unknown: list[str] = []
     for image_id, image in zip(image_ids, content["images"], strict=True):
         file_name = str(image.get("file_name"))
         if file_name in seen or image_id in repeated_ids:
             problems.append(Problem(str(source), f"duplicated image {file_name!r} (id {image_id})"))
         seen.add(file_name)
+        if leads_outside(file_name):
+            message = f"file_name {file_name!r} leads outside the folder {root}"
+            problems.append(Problem(str(source), message))
+            continue
         found = names.ids(file_name)
         if not found:
-            problems.append(Problem(str(source), f"{file_name} is not among the images"))
+            unknown.append(file_name)
         if len(found) > 1:
             message = f"{file_name} may be {found[0]} or {found[1]}: its path is needed"
             problems.append(Problem(str(source), message))
@@ -70,6 +77,25 @@ def add_boxes(
         width, height = image.get("width"), image.get("height")
         if isinstance(width, int) and isinstance(height, int):
             record.size = (width, height)
+    problems += _unknown_files(source, unknown, len(image_ids), records)
+
+
+def leads_outside(file_name: str) -> bool:
+    """Whether a name in a json is no path below the folder that the json is about."""
+    path = PurePosixPath(file_name)
+    return path.is_absolute() or PureWindowsPath(file_name).is_absolute() or ".." in path.parts
+
+
+def _unknown_files(source: Path, names: list[str], count: int, records: list[Record]) -> list[Problem]:
+    """Images of a json that are not there: a line for each if they are few, and else one for all of them."""
+    if len(names) <= FEW_UNKNOWN:
+        return [Problem(str(source), f"{name} is not among the images") for name in names]
+    there = f"the folder has such as {records[0].id}" if records else "the folder has no image"
+    message = (
+        f"{len(names)} of its {count} images are not there: the json has such as {names[0]}, {there}. "
+        "A file_name is a path below the folder, or a bare name that is unique in it"
+    )
+    return [Problem(str(source), message)]
 
 
 def read_json(source: Path) -> dict:

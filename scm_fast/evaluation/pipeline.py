@@ -48,6 +48,7 @@ class EvaluationSettings:
     batch_size: images per process.
     workers: loading processes; None for as many as the cores allow.
     report: whether there will be one, which shows the maps of some images: they are kept for it.
+    all_maps: for a report that shows several results: keep the maps of all images, to choose from later.
     """
 
     protocol: str = "heldout"
@@ -60,6 +61,7 @@ class EvaluationSettings:
     batch_size: int = 64
     workers: int | None = None
     report: bool = False
+    all_maps: bool = False
 
     def __post_init__(self) -> None:
         check_protocol(self.protocol)
@@ -68,8 +70,15 @@ class EvaluationSettings:
             raise InputError("a threshold and protocol fixed go together")
 
 
-def evaluate(predictor: Predictor, source: DataSource, settings: EvaluationSettings) -> SplitResult:
+def evaluate(
+    predictor: Predictor,
+    source: DataSource,
+    settings: EvaluationSettings,
+    validation: SplitMetrics | None = None,
+) -> SplitResult:
     """The figures of a split. All processes call it together; each evaluates its share and knows the whole.
+
+    validation: what this model makes of the validation split, if that is known already.
 
     Without boxes in the validation split `heldout` cannot choose. Then it is `unboxed`, which the result says, and
     a warning if there are figures that it changes. Without such a split the evaluated images choose.
@@ -85,9 +94,10 @@ def evaluate(predictor: Predictor, source: DataSource, settings: EvaluationSetti
                 _warn(
                     f"protocol unboxed instead of heldout: there are no boxes in split {settings.val_split}"
                 )
-    validation = None
-    if held_out is not None and held_out is not dataset:
-        validation = _predict_split(predictor, held_out, source, settings).metrics
+    if held_out is None or held_out is dataset:
+        validation = None
+    else:
+        validation = validation or _predict_split(predictor, held_out, source, settings).metrics
         with_boxes = int(validation.has_boxes.sum())
         if protocol == "heldout" and with_boxes < FEW_HELD_OUT:
             _warn(f"the threshold is a loose choice: only {with_boxes} held-out images have boxes")
@@ -100,7 +110,7 @@ def evaluate(predictor: Predictor, source: DataSource, settings: EvaluationSetti
     unboxed = result_under("unboxed", predicted.metrics, validation) if protocol == "heldout" else None
     done = SplitResult(dataset, *predicted, result, _about(predictor, source, settings), unboxed)
     if maps is not None:
-        done.maps = _maps_of_examples(done, maps)
+        done.maps = _gathered_maps(done, maps, settings.all_maps)
     return done
 
 
@@ -214,10 +224,10 @@ def _accumulate(
             maps[index] = ImageMaps(attention[row], semantic[row], activations[row, 1])
 
 
-def _maps_of_examples(done: SplitResult, maps: dict[int, ImageMaps]) -> dict[int, ImageMaps]:
-    """Of all processes, those of the images that a report shows."""
+def _gathered_maps(done: SplitResult, maps: dict[int, ImageMaps], every: bool) -> dict[int, ImageMaps]:
+    """Of all processes, those of every image or of those that a report shows."""
     shown = {done.images[position].index for position in choose_examples(done.images)}
-    mine = {index: image_maps for index, image_maps in maps.items() if index in shown}
+    mine = {index: image_maps for index, image_maps in maps.items() if every or index in shown}
     return {index: found for part in distributed.gather(mine) for index, found in part.items()}
 
 

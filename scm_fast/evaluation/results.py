@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ..data import LocalizationDataset, Problem
 from ..files import replacing
 from ..formats import FoundBoxes, corner_columns, write_coco, write_csv
+from ..models.methods import get_method
 from .boxes import scale_to_image
 from .metrics import SplitMetrics
 from .protocols import METRIC_NAMES, Result
@@ -64,6 +65,12 @@ class SplitResult:
     about: dict[str, Any]
     unboxed: Result | None = None
     maps: dict[int, ImageMaps] | None = None
+
+    @property
+    def title(self) -> str:
+        """The method, as people call it."""
+        method = self.about["method"]
+        return "attention alone" if method == "cls" else get_method(method).title
 
     @property
     def images_per_second(self) -> float:
@@ -128,11 +135,12 @@ def write_results(folder: Path, done: SplitResult) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / METRICS_FILE).unlink(missing_ok=True)
     names = done.dataset.class_names
-    write_csv(folder / "predictions.csv", [_csv_row(image, names) for image in done.images])
-    found = (
+    rows = [_csv_row(image, names) for image in done.images]
+    write_csv(folder / "predictions.csv", list(rows[0]) if rows else [], rows)
+    found = [
         FoundBoxes(i.name, i.size, i.top_classes[0], [(i.box, i.top_scores[0])] if i.box else [])
         for i in done.images
-    )
+    ]
     write_coco(folder / "predictions.coco.json", found, names)
     if done.maps is not None:
         from .report import write_report  # which imports this module

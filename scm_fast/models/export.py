@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import json
 import os
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
 from ..files import replacing
+from ..threshold import threshold_to_use
+from .config import ModelConfig
 from .localization_model import LocalizationModel
 
 SUFFIXES = (".pt2", ".onnx")
@@ -36,7 +41,10 @@ def export_model(model: LocalizationModel, path: str | os.PathLike[str]) -> floa
     program = torch.export.export(network, (torch.randn(2, *shape),), dynamic_shapes=(batch,))
     images = torch.randn(3, *shape)
     expected = network(images)
-    content, outputs = (_to_onnx if path.suffix == ".onnx" else _to_pt2)(program, images, list(expected))
+    if path.suffix == ".onnx":
+        content, outputs = _to_onnx(program, images, list(expected), _metadata(model.config))
+    else:
+        content, outputs = _to_pt2(program, images)
     difference = max((outputs[name] - expected[name]).abs().max().item() for name in expected)
     if not difference <= MAX_DIFFERENCE:  # NaN too
         raise InputError(
@@ -66,9 +74,7 @@ class _NamedOutputs(nn.Module):
 # Both in memory first: on a full disk the writers of torch end the process.
 
 
-def _to_pt2(
-    program: torch.export.ExportedProgram, images: Tensor, names: list[str]
-) -> tuple[bytes, dict[str, Tensor]]:
+def _to_pt2(program: torch.export.ExportedProgram, images: Tensor) -> tuple[bytes, dict[str, Tensor]]:
     buffer = io.BytesIO()
     torch.export.save(program, buffer)
     buffer.seek(0)
@@ -76,16 +82,43 @@ def _to_pt2(
 
 
 def _to_onnx(
-    program: torch.export.ExportedProgram, images: Tensor, names: list[str]
+    program: torch.export.ExportedProgram, images: Tensor, names: list[str], metadata: dict[str, str]
 ) -> tuple[bytes, dict[str, Tensor]]:
     import onnxruntime
 
     exported = torch.onnx.export(program, (), input_names=["images"], output_names=names, verbose=False)
     assert exported is not None
-    content = exported.model_proto.SerializeToString()
+    proto = exported.model_proto
+    _name_batch_axis(proto)
+    for key, value in metadata.items():
+        proto.metadata_props.add(key=key, value=value)
+    content = proto.SerializeToString()
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     arrays = session.run(names, {"images": images.numpy()})
     return content, {name: torch.from_numpy(array) for name, array in zip(names, arrays, strict=True)}
+
+
+def _name_batch_axis(proto: Any) -> None:
+    """`batch` in place of the exporter's own name for it."""
+    graph = proto.graph
+    theirs = graph.input[0].type.tensor_type.shape.dim[0].dim_param
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for axis in value.type.tensor_type.shape.dim:
+            if axis.dim_param == theirs:
+                axis.dim_param = "batch"
+
+
+def _metadata(config: ModelConfig) -> dict[str, str]:
+    """What a user of the file must know beside its outputs, as JSON."""
+    names = config.class_names or [str(index) for index in range(config.num_classes)]
+    known = {
+        "class_names": list(names),
+        "image_size": list(config.image_size),  # height, width
+        "mean": list(config.mean),
+        "std": list(config.std),
+        "threshold": asdict(threshold_to_use(config.threshold)),
+    }
+    return {key: json.dumps(value) for key, value in known.items()}
 
 
 def _require_onnx(path: Path) -> None:

@@ -52,6 +52,7 @@ def build_loader(
         mean=model.config.mean,
         std=model.config.std,
     )
+    assert config.global_batch is not None
     cache = None
     if config.cache is not None:
         cache = DecodedCache(config.cache, dataset, preprocessing.size, config.cache_gigabytes)

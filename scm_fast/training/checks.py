@@ -11,7 +11,7 @@ from ..backends import resolve_backend
 from ..data import DataSource
 from ..data.order import check_global_batch
 from .building import build_model
-from .config import TrainConfig
+from .config import TrainConfig, batch_for
 from .logs import check_tensorboard
 from .run_folder import RunFolder
 
@@ -33,11 +33,12 @@ def check_run(config: TrainConfig, source: DataSource, device: torch.device) -> 
         resolve_backend(config.calibration.get("backend", config.backend), device)
     distributed.on_first(RunFolder(config.out).check, config, resumes(config))
     count = len(source.split(config.train_split))
+    assert config.global_batch is not None
     check_global_batch(count, config.global_batch, distributed.world_size())
     source.validation(config.val_split)
     source.split(config.test_split)
     steps = count // config.global_batch
-    if steps < FEW_STEPS and distributed.is_first():
+    if steps < FEW_STEPS and config.global_batch != batch_for(count) and distributed.is_first():
         logger.warning(
             "an epoch has %d optimiser step%s only: with few images, a smaller --global-batch learns more",
             steps,

@@ -7,27 +7,25 @@ import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pydantic
 import yaml
 from pydantic import Field
 
-from ..backends import BACKENDS
-from ..data import DataSource
-from ..data.layouts import layout_names
-from ..data.opening import takers
-from ..devices import AMP_DTYPES
-from ..distributed import TIMEOUT
-from ..errors import InputError
-from ..evaluation.protocols import HELDOUT_RULES, METRIC_NAMES, PROTOCOLS
-from ..models.methods import make_method, method_names
-from ..spatial_calibration import PRESETS
+from .. import choices
+from ..errors import TIMEOUT, InputError
 from ..threshold import BEST, make_threshold
+
+if TYPE_CHECKING:
+    from ..data import DataSource
 
 Count = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
+
+# Of a global batch that is chosen by the number of images.
+STEPS_PER_EPOCH, SMALLEST_BATCH, LARGEST_BATCH = 50, 8, 256
 
 # Optimiser and stochastic depth of the two presets; an option that is given wins. decay_all: the paper decays
 # every parameter, its published code neither vectors nor what `model.no_weight_decay()` names.
@@ -39,7 +37,7 @@ PRESET_DEFAULTS: dict[str, dict[str, Any]] = {
 
 def option(
     default: Any,
-    help: str,
+    help: str | Callable[[], str],
     *,
     choices: Callable[[], Iterable[str]] | None = None,
     resume: bool = False,
@@ -48,7 +46,7 @@ def option(
     """An option of a run.
 
     help: the sentence that --help shows for it.
-    choices: what it may be.
+    choices: what it may be. Like a help that is a function, it is called when it is needed: it may import torch.
     resume: whether a run may be resumed with another value: it says where things are or how they are computed.
     compare: whether runs that differ in it are different experiments, and not repetitions of one.
     """
@@ -60,16 +58,16 @@ def option(
 
 @pydantic.dataclasses.dataclass(config=pydantic.ConfigDict(extra="forbid"))
 class TrainConfig:
-    """The defaults are the paper's recipe for CUB."""
+    """The defaults are the paper's recipe for CUB, but for the batch (256), which follows the number of images."""
 
     # Data
     data: str = option("synthetic", "data folder, or the word synthetic for the built-in set", resume=True)
-    layout: str = option("auto", "of the folder", choices=lambda: ("auto", *layout_names()), resume=True)
+    layout: str = option("auto", "of the folder", choices=choices.layouts, resume=True)
     images: str | None = option(
-        None, f"image folder, if not beside the annotations ({', '.join(takers('images'))})", resume=True
+        None, lambda: f"image folder, if not beside the annotations ({choices.takers('images')})", resume=True
     )
     boxes: str | None = option(
-        None, f"box source: xml folder, csv or COCO json ({', '.join(takers('boxes'))})", resume=True
+        None, lambda: f"box source: xml folder, csv or COCO json ({choices.takers('boxes')})", resume=True
     )
     train_split: str = option("train", "split to train on; trainval: with the held-out images")
     val_split: str = option("val", "split that chooses threshold and checkpoint")
@@ -96,11 +94,9 @@ class TrainConfig:
     pretraining: dict[str, Any] = option(
         {}, "for pretrained: false, options of a run of method cls that comes first, as {epochs: 3}"
     )
-    method: str = option("scm", "how it is trained, and which map it cuts", choices=method_names)
-    preset: str = option("paper", "the paper's settings or its published code's", choices=lambda: PRESETS)
-    backend: str = option(
-        "auto", "kernels of the calibration", choices=lambda: ("auto", *BACKENDS), resume=True
-    )
+    method: str = option("scm", "how it is trained, and which map it cuts", choices=choices.methods)
+    preset: str = option("paper", "the paper's settings or its published code's", choices=choices.presets)
+    backend: str = option("auto", "kernels of the calibration", choices=choices.backends, resume=True)
     image_size: Count = option(224, "pixels")
     resize: Count | None = option(None, "pixels before the random crop; null: image_size * 256 / 224")
     attention_layers: list[int] | None = option(None, "layers whose attention is averaged; null: all")
@@ -111,7 +107,9 @@ class TrainConfig:
 
     # Optimisation
     epochs: Count = option(30, "passes over the training split")
-    global_batch: Count = option(256, "images per optimiser step, over all processes")
+    global_batch: Count | None = option(
+        None, "images per optimiser step, over all processes; null: by how many there are, 8 to 256"
+    )
     micro_batch: Count | None = option(
         64, "most images a process computes at once; null: its whole share", resume=True
     )
@@ -129,7 +127,7 @@ class TrainConfig:
     amp: str = option(
         "auto",
         "autocast; auto: bf16 on GPUs that have it",
-        choices=lambda: ("auto", *AMP_DTYPES),
+        choices=choices.precisions,
         resume=True,
     )
     channels_last: bool = option(False, "memory format of the images and convolutions", resume=True)
@@ -137,13 +135,13 @@ class TrainConfig:
     grad_checkpointing: bool = option(False, "recompute activations: slower, less memory", resume=True)
 
     # Evaluation
-    protocol: str = option("heldout", "see docs/evaluation.md", choices=lambda: PROTOCOLS)
+    protocol: str = option("heldout", "see docs/evaluation.md", choices=choices.protocols)
     threshold: float | str | None = option(None, "for protocol fixed: in [0, 1), or such as between:0.3")
-    rule: str = option(BEST, "of the threshold that protocol heldout chooses", choices=lambda: HELDOUT_RULES)
+    rule: str = option(BEST, "of the threshold that protocol heldout chooses", choices=choices.heldout_rules)
     best_metric: str = option(
         "gt_known",
         "metric of the validation split by which the best model is kept",
-        choices=lambda: METRIC_NAMES,
+        choices=choices.metrics,
     )
     report: bool = option(True, "write report.html at the end", resume=True, compare=False)
 
@@ -172,9 +170,11 @@ class TrainConfig:
     )
 
     def __post_init__(self) -> None:
-        for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices():
-                raise InputError(not_among(name, getattr(self, name), choices()))
+        from ..models.methods import make_method
+
+        for name, allowed in CHOICES.items():
+            if getattr(self, name) not in allowed():
+                raise InputError(not_among(name, getattr(self, name), allowed()))
         make_method(self.method, self.method_options)
         if (self.threshold is None) == (self.protocol == "fixed"):
             raise InputError("threshold and protocol: `protocol: fixed` and a `threshold` go together")
@@ -201,10 +201,20 @@ class TrainConfig:
     @property
     def calibrates(self) -> bool:
         """Whether the calibration module takes part in training."""
+        from ..models.methods import make_method
+
         return make_method(self.method, self.method_options).calibrates(self.calibration)
+
+    def with_batch(self, images: int) -> TrainConfig:
+        """With a global batch for so many training images, if none was given."""
+        if self.global_batch is not None:
+            return self
+        return dataclasses.replace(self, global_batch=batch_for(images))
 
     def source(self) -> DataSource:
         """The data, none of it opened yet."""
+        from ..data import DataSource
+
         return DataSource(
             self.data, self.layout, self.images, self.boxes, self.skip_bad_images, self.val_boxes
         )
@@ -221,6 +231,13 @@ class TrainConfig:
         """Plain values, as a YAML file has them."""
         values = dataclasses.asdict(self)
         return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
+
+
+def batch_for(images: int) -> int:
+    """The power of two that gives an epoch of so many images 50 optimiser steps or more, within 8 and 256; no more
+    than there are images."""
+    fitting = 2 ** max(0, (images // STEPS_PER_EPOCH).bit_length() - 1)
+    return max(1, min(images, max(SMALLEST_BATCH, min(LARGEST_BATCH, fitting))))
 
 
 OPTIONS = {option.name: option for option in dataclasses.fields(TrainConfig)}

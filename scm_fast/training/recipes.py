@@ -11,12 +11,15 @@ import types
 import typing
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from ..errors import InputError
 from .config import CHOICES, OPTIONS, TrainConfig, make_config
+
+if TYPE_CHECKING:
+    from ..cli.program import Parser
 
 RECIPES = Path(str(resources.files("scm_fast.configs")))
 WIDEST = 60  # characters of choices beside an option's name
@@ -91,27 +94,37 @@ def _load_literally(text: str) -> Any:
         loader.dispose()
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """`--config`, and an option for every one of `TrainConfig`."""
+def add_options(parser: Parser) -> None:
+    """`--config`, and an option for every one of `TrainConfig`; what they may be is found out for --help alone."""
     parser.add_argument(
         "--config", help=f"YAML file, or one of {', '.join(recipe_names())}; the other options override it"
     )
+    actions = {}
     for name, f in OPTIONS.items():
         if name in PARTS:
             part = parser.add_argument_group(PARTS[name])
-        choices = "|".join(CHOICES[name]()) if name in CHOICES else ""
-        fits = len(choices) < WIDEST
-        explained = f.metadata["help"] if fits else f"{f.metadata['help']}: {choices.replace('|', ', ')}"
-        default = {} if f.default is dataclasses.MISSING else f.default
-        shown = default if isinstance(default, str) else yaml.safe_dump(default, default_flow_style=True)
-        flag = {"nargs": "?", "const": "true"} if isinstance(default, bool) else {}
-        part.add_argument(
+        flag = {"nargs": "?", "const": "true"} if isinstance(f.default, bool) else {}
+        actions[name] = part.add_argument(
             f"--{name.replace('_', '-')}",
             default=argparse.SUPPRESS,
-            metavar=choices if choices and fits else "VALUE",
-            help=f"{explained} ({shown.splitlines()[0]})".replace("%", "%%"),
+            metavar="VALUE",
             **flag,  # type: ignore[arg-type]
         )
+    parser.before_help = lambda: _explain(actions)
+
+
+def _explain(actions: dict[str, argparse.Action]) -> None:
+    """Give options their help, and names to the values that they may have."""
+    for name, action in actions.items():
+        f = OPTIONS[name]
+        choices = "|".join(CHOICES[name]()) if name in CHOICES else ""
+        fits = len(choices) < WIDEST
+        sentence = f.metadata["help"]() if callable(f.metadata["help"]) else f.metadata["help"]
+        explained = sentence if fits else f"{sentence}: {choices.replace('|', ', ')}"
+        default = {} if f.default is dataclasses.MISSING else f.default
+        shown = default if isinstance(default, str) else yaml.safe_dump(default, default_flow_style=True)
+        action.metavar = choices if choices and fits else "VALUE"
+        action.help = f"{explained} ({shown.splitlines()[0]})".replace("%", "%%")
 
 
 def config_from_options(options: argparse.Namespace) -> TrainConfig:

@@ -82,6 +82,9 @@ class RunFolder:
 
     def _check_same_run(self, config: TrainConfig) -> None:
         before, now = read_yaml(self.path / "config.yaml"), config.as_dict()
+        if before.get("epochs") != now["epochs"]:
+            self._check_extension(before, config)
+            before["epochs"] = now["epochs"]
         changed = [
             f"{name} was {before.get(name)!r} and is now {now[name]!r}"
             for name in now
@@ -90,6 +93,19 @@ class RunFolder:
         if changed:
             raise InputError(
                 f"{self.path}: cannot resume, this is another run: {'; '.join(changed)}. Give --out another folder"
+            )
+
+    def _check_extension(self, before: dict[str, Any], config: TrainConfig) -> None:
+        """Raise an InputError if the run cannot have that many epochs instead of those it was begun with."""
+        asked = f"{self.path}: epochs was {before['epochs']} and is now {config.epochs}"
+        if config.epochs < before["epochs"]:
+            raise InputError(f"{asked}: a run can get more epochs, not fewer. Give --out another folder")
+        if config.min_lr != config.lr or before["lr"] != before["min_lr"]:
+            raise InputError(
+                f"{asked}: its learning rate falls from {config.lr:g} to {config.min_lr:g} over the epochs that a "
+                "run is begun with, so with more of them it is another run. Only one whose learning rate stays "
+                "(--min-lr as large as --lr) can be extended. To train on from this one's model: "
+                f"--pretrained {self.path / 'last'} --out another folder"
             )
 
     def save_checkpoint(self, state: dict[str, Any], model: LocalizationModel) -> None:

@@ -22,7 +22,7 @@ from tqdm import tqdm
 from .. import distributed
 from ..data import Batch, DataSource
 from ..errors import InputError
-from ..evaluation import Predictor, Result, evaluate
+from ..evaluation import Predictor, Result, SplitMetrics, evaluate
 from ..evaluation.pipeline import check_classes
 from ..models.weights import load_strictly
 from ..threshold import threshold_from_json
@@ -56,8 +56,9 @@ class Trainer:
         source: DataSource | None = None,
         start_from: Path | None = None,
     ) -> None:
-        self.config, self.device = config, device
         self.source = source or config.source()
+        self.config = config = config.with_batch(len(self.source.split(config.train_split)))
+        self.device = device
         assert config.out is not None
         self.folder = RunFolder(config.out)
         self.resuming = resumes(config)
@@ -80,6 +81,9 @@ class Trainer:
         self.step = 0  # optimiser steps of the whole run
         self.validated = 0  # epochs whose model was validated
         self.best: dict[str, float] = {}  # by metric
+        self.validations: dict[
+            str, SplitMetrics
+        ] = {}  # by metric, of the best model; none of before a resume
         self.meter = Meter()
         # Every process draws its own stochastic depth.
         torch.manual_seed(config.seed + 1 + distributed.rank())
@@ -87,6 +91,11 @@ class Trainer:
         self.logs = RunLogs(self.folder.path, config.tensorboard)
         self._open_folder()
         self.network = self._distributed()
+
+    @property
+    def global_batch(self) -> int:
+        assert self.config.global_batch is not None
+        return self.config.global_batch
 
     # Checkpoints
 
@@ -162,7 +171,7 @@ class Trainer:
         self.model.train()
         if self.loader.step == 0:
             self.meter = Meter()
-        batch_images = self.config.global_batch
+        batch_images = self.global_batch
         with tqdm(
             desc=f"epoch {epoch + 1}/{self.config.epochs}",
             total=self.loader.steps * batch_images,
@@ -204,7 +213,7 @@ class Trainer:
             terms = {name: mean * len(images) for name, mean in means.items()}
             loss = sum(terms.values(), classification)
             # DDP takes the mean over processes; what is wanted is the mean over the images of all of them.
-            self.scaler.scale(loss * (distributed.world_size() / self.config.global_batch)).backward()
+            self.scaler.scale(loss * (distributed.world_size() / self.global_batch)).backward()
         found = {"right": (logits.argmax(1) == batch.labels).sum(), "loss": loss.detach()}
         if terms:
             terms = {"classification": classification, **terms}
@@ -215,7 +224,7 @@ class Trainer:
         """Step, log, checkpoint, and stop if asked to. Gives the loss of the global batch."""
         *values, stopping = distributed.sum_over_processes(*sums.values(), self.stop.number > 0)
         sums = dict(zip(sums, values, strict=True))
-        losses = {name: value / self.config.global_batch for name, value in sums.items() if name != "right"}
+        losses = {name: value / self.global_batch for name, value in sums.items() if name != "right"}
         loss = losses["loss"]
         if not math.isfinite(loss):
             self._fail(f"the loss is {loss}", indices)
@@ -232,7 +241,7 @@ class Trainer:
         self.scheduler.step()
         self.optimizer.zero_grad(set_to_none=True)
 
-        self.meter.add(sums, self.config.global_batch, time.perf_counter() - begin)
+        self.meter.add(sums, self.global_batch, time.perf_counter() - begin)
         if distributed.is_first():
             epoch = self.loader.epoch
             self.logs.add_step(
@@ -270,13 +279,15 @@ class Trainer:
     def _validate_epoch(self) -> None:
         self.model.eval()
         predictor = Predictor(self.model, self.device, amp=self.amp)
-        result = evaluate(predictor, self.source, validation_settings(self.config, self.source)).result
+        done = evaluate(predictor, self.source, validation_settings(self.config, self.source))
+        result = done.result
         self.model.config.threshold = result.threshold
         if distributed.is_first():
             self._log_epoch(result)
         for metric in dict.fromkeys((self.config.best_metric, "top1_cls")):
             if metric in result.metrics and result.metrics[metric].value > self.best.get(metric, -1.0):
                 self.best[metric] = result.metrics[metric].value
+                self.validations[metric] = done.metrics
                 distributed.on_first(self.folder.save_model, self.model, f"best_{metric}")
         self.validated = self.loader.epoch
         self.save()
@@ -317,9 +328,18 @@ class Trainer:
     def _time_left(self) -> str:
         """Of the training steps of the whole run, at the speed of this epoch."""
         steps = self.config.epochs * self.loader.steps - self.step
-        seconds = steps * self.config.global_batch * self.meter.seconds / max(self.meter.images, 1)
+        seconds = steps * self.global_batch * self.meter.seconds / max(self.meter.images, 1)
         return str(datetime.timedelta(seconds=round(seconds)))
 
     def kept_model(self) -> str:
         """The folder name of the model to evaluate: the best by the chosen metric, where it could be had."""
-        return f"best_{self.config.best_metric if self.config.best_metric in self.best else 'top1_cls'}"
+        return f"best_{self._kept_metric}"
+
+    @property
+    def kept_validation(self) -> SplitMetrics | None:
+        """What that model makes of the validation split, if this process has seen it."""
+        return self.validations.get(self._kept_metric)
+
+    @property
+    def _kept_metric(self) -> str:
+        return self.config.best_metric if self.config.best_metric in self.best else "top1_cls"

@@ -8,7 +8,15 @@ import torch
 
 from .. import distributed
 from ..data import DataSource
-from ..evaluation import EvaluationSettings, Predictor, Result, evaluate, summary, write_results
+from ..evaluation import (
+    EvaluationSettings,
+    Predictor,
+    Result,
+    SplitMetrics,
+    evaluate,
+    summary,
+    write_results,
+)
 from ..models import load_model
 from ..threshold import Threshold, make_threshold
 from .config import TrainConfig
@@ -48,11 +56,19 @@ def _threshold(config: TrainConfig) -> Threshold | None:
 
 
 def evaluate_kept_model(
-    config: TrainConfig, source: DataSource, folder: Path, device: torch.device, amp: torch.dtype | None
+    config: TrainConfig,
+    source: DataSource,
+    folder: Path,
+    device: torch.device,
+    amp: torch.dtype | None,
+    validation: SplitMetrics | None = None,
 ) -> Result:
-    """The test split's figures of a model that was kept, printed and written to `evaluation/` of the run."""
+    """The test split's figures of a model that was kept, printed and written to `evaluation/` of the run.
+
+    validation: what it makes of the validation split, if that is known.
+    """
     predictor = Predictor(load_model(folder).to(device), device, amp=amp, name=str(folder))
-    done = evaluate(predictor, source, final_settings(config))
+    done = evaluate(predictor, source, final_settings(config), validation)
     if distributed.is_first():
         out = folder.parent / "evaluation"
         write_results(out, done)

@@ -1,15 +1,17 @@
-"""One self-contained HTML file: figures beside baselines and published rows, charts, and a gallery."""
+"""One self-contained HTML file: a gallery, figures beside baselines and published rows, and charts."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jinja2
 
+from ...files import replacing
 from ..protocols import METRIC_NAMES
 from ..results import SplitResult
 from . import charts
+from .confusion import confusion
 from .gallery import build_gallery
 from .published import ROWS, PublishedRow
 
@@ -21,30 +23,39 @@ CURVES = {
     "every_box@0.5": "any box, IoU 0.5",
     "every_box@0.7": "any box, IoU 0.7",
 }
+CLASSES_OF = {("CUB", 200), ("ILSVRC", 1000)}  # a few classes of a data set are another one
 MOST_POINTS = 256  # of a curve; more cannot be seen
 
 
-def write_report(path: Path, done: SplitResult) -> None:
-    """Write report.html; nothing in it is loaded from elsewhere."""
-    cases = build_gallery(done)
+def write_report(path: Path, done: SplitResult, beside: Sequence[SplitResult] = ()) -> None:
+    """Write report.html; nothing in it is loaded from elsewhere.
+
+    beside: other results on the same images, whose maps and figures stand beside those of `done`; each has the maps
+        of all images (`EvaluationSettings.all_maps`).
+    """
+    results = [*beside, done]
+    cases, table = build_gallery(results), done.metrics.table
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader(__name__, ""), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     html = environment.get_template("template.html").render(
         about=done.about,
         result=done.result,
+        results=results,
         val_boxes_note=done.val_boxes_note,
         unboxed=done.unboxed,
         left_out=done.left_out,
         images=len(done.metrics),
         metric_names=METRIC_NAMES,
-        published=[_this_model(done), *_published(done)],
+        published=_published(done),
         charts=_charts(done),
+        confusion=confusion(table.label, table.top_class[:, 0], len(done.dataset.class_names)),
         cases=cases,
         class_names=done.dataset.class_names,
         shown_classes=sorted({case.image.label for case in cases}),
     )
-    path.write_text(html, encoding="utf-8")
+    with replacing(path) as partial:
+        partial.write_text(html, encoding="utf-8")
 
 
 def _this_model(done: SplitResult) -> PublishedRow:
@@ -60,13 +71,16 @@ def _this_model(done: SplitResult) -> PublishedRow:
     )
 
 
-def _published(done: SplitResult) -> list[Any]:
-    """The published rows of the same data set; all of them if it is neither CUB nor ILSVRC."""
-    name = {"cub": "CUB", "ilsvrc": "ILSVRC"}.get(done.dataset.layout)
-    for candidate in ("CUB", "ILSVRC"):
-        if name is None and candidate.lower() in done.about["data"].lower():
-            name = candidate
-    return [row for row in ROWS if name in (None, row.data)]
+def _published(done: SplitResult) -> list[PublishedRow]:
+    """This model's row and those of the papers, where the data set is theirs; none elsewhere."""
+    classes = len(done.dataset.class_names)
+    theirs = [row for row in ROWS if (row.data, classes) in CLASSES_OF and _is_of(done, row.data)]
+    return [_this_model(done), *theirs] if theirs else []
+
+
+def _is_of(done: SplitResult, name: str) -> bool:
+    """By the layout, or for one that several data sets have, by the folder's name."""
+    return done.dataset.layout == name.lower() or name.lower() in done.about["data"].lower()
 
 
 def _charts(done: SplitResult) -> dict[str, str]:

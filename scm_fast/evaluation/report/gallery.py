@@ -1,24 +1,41 @@
-"""The gallery: chosen images, each as a strip of input, F0, S0, activation map, and box against truth."""
+"""The gallery: chosen images, each as panels side by side.
+
+Of one result: input, F0, S0, activation map, and box against truth. Of several: the input, and the map of each with
+both boxes.
+"""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from ...data import LocalizationDataset
 from ...overlay import blend
 from ..boxes import resize_map
 from ..metrics import KINDS
 from ..results import ImageResult, SplitResult
 
-PANEL = 168  # pixels, width and height of a panel
+PANEL = 168  # pixels, width of a panel and its largest height
 EMPTY = 235  # grey, of a map that the model does not have
 OPACITY = 0.55
 TRUTH, PREDICTED = (60, 220, 80), (255, 60, 60)  # RGB: green and red
+
+
+class Panel(NamedTuple):
+    caption: str
+    picture: NDArray[np.uint8]  # RGB (h, PANEL, 3)
+
+    @property
+    def uri(self) -> str:
+        """A JPEG in the text of a page."""
+        encoded = cv2.imencode(".jpg", self.picture[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 80])[1]
+        return "data:image/jpeg;base64," + base64.b64encode(encoded.tobytes()).decode()
 
 
 @dataclass(frozen=True)
@@ -27,7 +44,7 @@ class Case:
 
     image: ImageResult
     ranks: tuple[str, ...]  # of best, median, worst; none for an example of its error kind
-    strip: str  # data URI
+    panels: list[Panel]
 
 
 def choose_examples(
@@ -55,19 +72,53 @@ def choose_examples(
     return chosen
 
 
-def build_gallery(done: SplitResult) -> list[Case]:
-    """Read the chosen images again, and draw them with the maps that the evaluation kept."""
-    assert done.maps is not None
+def build_gallery(results: Sequence[SplitResult]) -> list[Case]:
+    """The images that the last of the results chooses, read again and drawn with the maps that evaluations kept."""
+    focus = results[-1]
     cases = []
-    for position, ranks in choose_examples(done.images).items():
-        image = done.images[position]
-        picture = np.asarray(done.dataset.load(image.index, target_size=(PANEL, PANEL)))
-        panel = cv2.resize(picture, (PANEL, PANEL), interpolation=cv2.INTER_AREA)
-        heat = [_heat(panel, values, done.metrics.cuts.interpolation) for values in done.maps[image.index]]
-        truth = done.dataset.records[image.index].boxes
-        boxed = draw_boxes(panel, image.size, truth, image.box)
-        cases.append(Case(image, ranks, _data_uri(np.hstack([panel, *heat, boxed]))))
+    for position, ranks in choose_examples(focus.images).items():
+        panels = of_several(results, position) if len(results) > 1 else of_one(focus, position)
+        cases.append(Case(focus.images[position], ranks, panels))
     return cases
+
+
+def of_one(done: SplitResult, position: int) -> list[Panel]:
+    image = done.images[position]
+    picture = small_picture(done.dataset, image)
+    boxed = draw_boxes(picture, image.size, done.dataset.records[image.index].boxes, image.box)
+    captions = ("input", "F0", "S0", "map", "box")
+    return [
+        Panel(caption, _centred(panel))
+        for caption, panel in zip(captions, (picture, *_heats(done, position, picture), boxed), strict=True)
+    ]
+
+
+def of_several(results: Sequence[SplitResult], position: int) -> list[Panel]:
+    """Of results on the same images: what each makes of the image at `position`."""
+    picture = small_picture(results[0].dataset, results[0].images[position])
+    panels = [Panel("input", _centred(picture))]
+    for done in results:
+        image = done.images[position]
+        *_, heat = _heats(done, position, picture)
+        truth = done.dataset.records[image.index].boxes
+        caption = done.title if image.iou is None else f"{done.title} {image.iou:.2f}"
+        panels.append(Panel(caption, _centred(draw_boxes(heat, image.size, truth, image.box))))
+    return panels
+
+
+def _heats(done: SplitResult, position: int, picture: NDArray) -> list[NDArray]:
+    """F0, S0 and the activation map over the picture."""
+    assert done.maps is not None
+    maps = done.maps[done.images[position].index]
+    return [_heat(picture, values, done.metrics.cuts.interpolation) for values in maps]
+
+
+def small_picture(dataset: LocalizationDataset, image: ImageResult) -> NDArray:
+    """The image with its longer side of `PANEL` pixels."""
+    scale = PANEL / max(image.size)
+    width, height = (max(1, round(side * scale)) for side in image.size)
+    picture = np.asarray(dataset.load(image.index, target_size=(width, height)))
+    return cv2.resize(picture, (width, height), interpolation=cv2.INTER_AREA)
 
 
 def draw_boxes(
@@ -76,23 +127,30 @@ def draw_boxes(
     truth: Sequence[Sequence[float]],
     box: Sequence[float] | None,
 ) -> NDArray:
-    """A copy with the boxes, which are in pixels of the original of `size`."""
+    """A copy with the boxes, which are in pixels of the original of `size`.
+
+    The predicted frame is thinner than the true one and on top of it: both are seen where they agree.
+    """
     panel = panel.copy()
-    for corners, colour in [*((b, TRUTH) for b in truth), *([(box, PREDICTED)] if box is not None else [])]:
-        scaled = np.asarray(corners) * PANEL / np.tile(size, 2)
-        x0, y0, x1, y1 = np.clip(np.rint(scaled), 0, PANEL - 1).astype(int).tolist()
-        cv2.rectangle(panel, (x0, y0), (x1, y1), colour, 2)
+    height, width = panel.shape[:2]
+    frames = [(corners, TRUTH, 5) for corners in truth]
+    if box is not None:
+        frames.append((box, PREDICTED, 2))
+    for corners, colour, thickness in frames:
+        scaled = np.asarray(corners) * np.tile([width, height], 2) / np.tile(size, 2)
+        limits = np.tile([width - 1, height - 1], 2)
+        x0, y0, x1, y1 = np.clip(np.rint(scaled), 0, limits).astype(int).tolist()
+        cv2.rectangle(panel, (x0, y0), (x1, y1), colour, thickness)
     return panel
 
 
-def _heat(panel: NDArray, values: NDArray | None, interpolation: str) -> NDArray:
+def _centred(panel: NDArray) -> NDArray:
+    """In a panel of full width, with grey beside a picture that is higher than wide."""
+    left = (PANEL - panel.shape[1]) // 2
+    return np.pad(panel, ((0, 0), (left, PANEL - panel.shape[1] - left), (0, 0)), constant_values=EMPTY)
+
+
+def _heat(picture: NDArray, values: NDArray | None, interpolation: str) -> NDArray:
     if values is None:
-        return np.full_like(panel, EMPTY)
-    return blend(panel, resize_map(values, (PANEL, PANEL), interpolation), OPACITY)
-
-
-def _data_uri(picture: NDArray[np.uint8]) -> str:
-    """RGB as a JPEG in the text of a page."""
-    bgr = cv2.cvtColor(picture, cv2.COLOR_RGB2BGR)
-    encoded = cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, 80])[1]
-    return "data:image/jpeg;base64," + base64.b64encode(encoded.tobytes()).decode()
+        return np.full_like(picture, EMPTY)
+    return blend(picture, resize_map(values, picture.shape[1::-1], interpolation), OPACITY)

@@ -1,0 +1,258 @@
+"""`scm-fast predict` with many images: what is done is kept, the memory does not grow, and pictures stay small."""
+
+import csv
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tracemalloc
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from scm_fast import Localizer, create_model, save_model
+from scm_fast.cli import main
+from scm_fast.evaluation.boxes import ScoredBox
+from scm_fast.formats import FORMATS, harmless
+from scm_fast.journal import FILE
+from scm_fast.localizer import ClassScore, Prediction
+from scm_fast.models import LocalizationModel
+from scm_fast.overlay import blend, draw_overlay, save_overlay
+
+COUNT = 12
+SCM_FAST = [sys.executable, "-m", "scm_fast.cli"]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    torch.manual_seed(0)
+    small = {"depth": 1, "embed_dim": 48, "num_heads": 3}
+    model = create_model("deit_tiny_patch16_224", 3, image_size=32, backbone_options=small)
+    return save_model(model, tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("photos")
+    random = np.random.default_rng(0)
+    for number in range(COUNT):
+        pixels = random.integers(0, 256, (120, 160, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number:02}.png")
+    return folder
+
+
+def predict(photos, checkpoint, out, *options):
+    return main(
+        [str(a) for a in ("predict", photos, "--checkpoint", checkpoint, "--out", out, "--batch-size", 2)]
+        + list(options)
+    )
+
+
+def contents(folder):
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.fixture
+def stopping(monkeypatch):
+    """stopping(count, error) makes the network raise it after so many images; gives what it has seen."""
+    forward, seen = LocalizationModel.forward, []
+
+    def stop_after(count, error=KeyboardInterrupt):
+        seen.clear()
+
+        def counted(self, images):
+            if sum(seen) >= count:
+                raise error
+            seen.append(len(images))
+            return forward(self, images)
+
+        monkeypatch.setattr(LocalizationModel, "forward", counted)
+        return seen
+
+    return stop_after
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_stopped_command_goes_on_to_the_same_files(checkpoint, photos, tmp_path, stopping, capsys, form):
+    options = ("--format", form, "--overlay", "--max-boxes", "3", "--threshold", "0.4")
+    assert predict(photos, checkpoint, tmp_path / "whole", *options) == 0
+    stopping(6)
+    assert predict(photos, checkpoint, tmp_path / "out", *options) == 130
+    assert "stopped; 6 of 12 images are done and kept" in capsys.readouterr().err
+    assert len((tmp_path / "out" / FILE).read_text().splitlines()) == 1 + 6
+    seen = stopping(100)
+    assert predict(photos, checkpoint, tmp_path / "out", *options) == 0
+    assert sum(seen) == COUNT - 6
+    assert "6 of 12 images are done already" in capsys.readouterr().err
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_a_threshold_that_images_chose_stays(checkpoint, photos, tmp_path, stopping, capsys):
+    """Also if the images that are left would choose another."""
+    stopping(COUNT + 4)
+    assert predict(photos, checkpoint, tmp_path) == 130
+    notes = json.loads((tmp_path / FILE).read_text().splitlines()[0])["notes"]
+    capsys.readouterr()
+    seen = stopping(100)
+    assert predict(photos, checkpoint, tmp_path) == 0
+    assert sum(seen) == COUNT - 4
+    assert notes["chosen_by"] in capsys.readouterr().out
+
+
+def test_other_options_do_not_go_on(checkpoint, photos, tmp_path, stopping, capsys):
+    stopping(4)
+    assert predict(photos, checkpoint, tmp_path, "--threshold", "0.3") == 130
+    stopping(100)
+    assert predict(photos, checkpoint, tmp_path, "--threshold", "0.4") == 2
+    assert "threshold was 0.3 and is now 0.4" in capsys.readouterr().err
+    assert len((tmp_path / FILE).read_text().splitlines()) == 1 + 4
+    # Where the results go and how they are computed is no other command.
+    assert predict(photos, checkpoint, tmp_path, "--threshold", "0.3", "--format", "csv") == 0
+    assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 1 + COUNT
+
+
+def test_a_line_that_was_cut_short_is_done_again(checkpoint, photos, tmp_path, stopping):
+    stopping(6)
+    assert predict(photos, checkpoint, tmp_path, "--threshold", "0.3") == 130
+    journal = tmp_path / FILE
+    journal.write_bytes(journal.read_bytes()[:-10])
+    seen = stopping(100)
+    assert predict(photos, checkpoint, tmp_path, "--threshold", "0.3") == 0
+    assert sum(seen) == COUNT - 5
+    assert len(json.loads((tmp_path / "predictions.json").read_text())) == COUNT
+
+
+def test_ctrl_c_in_a_real_process(checkpoint, photos, tmp_path):
+    (tmp_path / "many").mkdir()
+    for number in range(500):
+        os.link(photos / "00.png", tmp_path / "many" / f"{number}.png")
+    command = [*SCM_FAST, "predict", str(tmp_path / "many"), "--checkpoint", str(checkpoint)]
+    command += ["--out", str(tmp_path / "out"), "--batch-size", "1", "--threshold", "0.3", "--overlay"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    journal = tmp_path / "out" / FILE
+    for _ in range(6000):
+        if journal.is_file() and len(journal.read_text().splitlines()) >= 1 + 3:
+            break
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    done = len(journal.read_text().splitlines()) - 1
+    assert f"stopped; {done} of 500 images are done and kept" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(("overlay", "limit"), [(False, 1500), (True, 3000)], ids=["journal", "overlay"])
+def test_a_full_disk_keeps_what_is_done(checkpoint, photos, tmp_path, overlay, limit):
+    options = ["--threshold", "0.3", "--batch-size", "2"] + ["--overlay"] * overlay
+    code = (
+        f"import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit})); "
+        "from scm_fast.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    arguments = ["predict", str(photos), "--checkpoint", str(checkpoint), "--out", str(tmp_path / "out")]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments, *options], capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    lines = (tmp_path / "out" / FILE).read_text().splitlines()
+    assert f"File too large; {len(lines) - 1} of 12 images are done and kept" in done.stderr
+    assert all(json.loads(line) for line in lines)
+    assert len(list((tmp_path / "out").glob("overlays/*"))) == 0, "no half of a picture"
+    assert main([*arguments, *options]) == 0
+    assert len(json.loads((tmp_path / "out/predictions.json").read_text())) == COUNT
+
+
+def test_no_map_outlives_its_batch(checkpoint, photos, tmp_path, monkeypatch):
+    """0.2 MB per image: those of 50,000 images are 10 GB."""
+    alive, most = [], 0
+    stream = Localizer.stream
+
+    def watched(self, images):
+        nonlocal most
+        for prediction in stream(self, images):
+            alive.append(weakref.ref(prediction.map))
+            gc.collect()
+            most = max(most, sum(reference() is not None for reference in alive))
+            yield prediction
+
+    monkeypatch.setattr(Localizer, "stream", watched)
+    assert predict(photos, checkpoint, tmp_path, "--overlay") == 0
+    assert len(alive) == COUNT
+    assert most <= 2
+
+
+def test_formulas_are_text_in_a_spreadsheet(tmp_path, checkpoint, monkeypatch):
+    name = "=HYPERLINK(1).png"
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (40, 40)).save(name)
+    assert predict(name, checkpoint, "out", "--format", "csv") == 0
+    with open("out/predictions.csv") as file:
+        (row,) = csv.DictReader(file)
+    assert row["image"] == f"'{name}"
+    assert [harmless(cell) for cell in ("+a", "@b", "-c", "\tx", "-1.50", "a=b", -2, None)] == [
+        *("'+a", "'@b", "'-c", "'\tx", "-1.50", "a=b", -2, None)
+    ]
+
+
+def prediction_of(name, size, *boxes, label="a"):
+    scores = np.linspace(0, 1, 224 * 224, dtype=np.float32).reshape(224, 224)
+    return Prediction(
+        str(name), size, [ClassScore(0, label, 1.0)], [ScoredBox(box, 1.0) for box in boxes], scores
+    )
+
+
+def test_overlays_of_large_images_are_scaled_down(tmp_path):
+    Image.new("RGB", (3000, 1500), (200, 10, 10)).save(tmp_path / "large.jpg")
+    prediction = prediction_of(tmp_path / "large.jpg", (3000, 1500), (600, 300, 2400, 1200))
+    for options, size in (((), (1600, 800)), ((300,), (300, 150)), ((9000,), (3000, 1500))):
+        save_overlay(tmp_path / "out.jpg", prediction, *options)
+        with Image.open(tmp_path / "out.jpg") as overlay:
+            assert overlay.size == size
+            left, top = size[0] // 5, size[1] // 2  # a point of the frame's left side
+            assert min(overlay.getpixel((left, top))) > 200
+
+
+def test_blending_takes_eight_bits():
+    """The heat, its map and the result: no more than four bytes beside each of the picture's three."""
+    picture = np.zeros((1000, 1600, 3), np.uint8)
+    tracemalloc.start()
+    blend(picture, np.linspace(0, 1, 224 * 224).reshape(224, 224), 0.45)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 * picture.nbytes
+
+
+@pytest.mark.parametrize("ground", [0, 128, 255])
+def test_a_frame_is_seen_on_every_ground(ground):
+    prediction = prediction_of("a", (400, 300), (100, 80, 300, 220))
+    picture = draw_overlay(Image.new("RGB", (400, 300), (ground,) * 3), prediction, opacity=0.0)
+    across = picture[150, 90:110, 0].astype(int)
+    assert across.min() < 30
+    assert across.max() > 225
+
+
+@pytest.mark.parametrize(
+    "box",
+    [
+        *((100, 80, 300, 220), (0, 0, 400, 300), (0, 0, 60, 300), (0, 0, 400, 60), (340, 240, 400, 300)),
+        *((0, 0, 30, 30), (0, 240, 400, 300)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("label", ["a", "a rather long name"])
+def test_a_label_does_not_cover_the_frame(box, label):
+    image = Image.new("RGB", (400, 300), (128, 128, 128))
+    plain = draw_overlay(image, prediction_of("a", (400, 300), box, label=""), opacity=0.0)
+    x0, y0, x1, y1 = (min(max(v, 1), limit) for v, limit in zip(box, (400, 300, 398, 298), strict=True))
+    named = draw_overlay(image, prediction_of("a", (400, 300), box, label=label), opacity=0.0)
+    for line in (np.s_[y0, x0:x1], np.s_[y1, x0:x1], np.s_[y0:y1, x0], np.s_[y0:y1, x1]):
+        assert (named[line] == 255).all(), "the frame is white all along"
+    # The label is there: dark letters beyond those of the score alone.
+    assert (named < 60).all(2).sum() > (plain < 60).all(2).sum()
