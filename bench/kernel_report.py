@@ -173,7 +173,7 @@ COUNTED_STEPS = {
 }
 
 
-FIRST_COUNTS = Path(__file__).parent / "results" / "kernel_counts_first.csv"
+FIRST_COUNTS = Path(__file__).parent / "kernel_counts_first.csv"
 
 
 def report(targets: list[str], cases: list[str]) -> Iterator[tuple[str, str, Launch, str, Resources]]:
