@@ -10,6 +10,7 @@ The interpreter replaces the compiler in a whole process, so one run of pytest h
 import importlib.util
 import os
 import re
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -28,6 +29,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before anything imports triton: `-m gpu` or `-m compiled`, alone or with other words, compile kernels."""
+    # A shell has SIGINT ignored in what it runs in the background, and Ctrl-C is tested there, too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if not _asked_for(config, "gpu") and not _asked_for(config, "compiled"):
         os.environ.setdefault("TRITON_INTERPRET", "1")
     if _interpreted():

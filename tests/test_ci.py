@@ -30,9 +30,7 @@ def stand_ins(tmp_path):
             )
             program.chmod(0o755)
         path = f"{programs}{os.pathsep}{os.environ['PATH']}"
-        # What `make test` was called with would go on to the make that is tested.
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-        return {**inherited, "PATH": path, "TMPDIR": str(tmp_path)}, lambda: log.read_text().splitlines()
+        return {**os.environ, "PATH": path, "TMPDIR": str(tmp_path)}, lambda: log.read_text().splitlines()
 
     return write
 
@@ -75,7 +73,9 @@ def test_a_target_fails_with_each_of_its_programs(stand_ins, tmp_path, target, f
         environment, calls = stand_ins(
             ("pytest", "ruff", "mypy", "scm-fast"), f'"{failing}"*' if fails else ""
         )
-        command = ["make", "-C", ROOT, target, f"VENV={tmp_path / 'environment'}"]
+        # What `make test` was called with would go on to this make.
+        variables = [f"VENV={tmp_path / 'environment'}", "PYTEST=-n auto", "RESULTS="]
+        command = ["make", "-C", ROOT, target, *variables]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert (done.returncode != 0) == fails, done.stderr
         assert any(line.startswith(failing) for line in calls())

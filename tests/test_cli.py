@@ -154,8 +154,6 @@ def test_ctrl_c_is_quiet(tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # Whoever runs the tests in the background has it ignored, and so would this.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     # The command waits in open(); a writer that does not wait succeeds once it is there.
     for _ in range(2400):
