@@ -51,8 +51,11 @@ slow-test: $(installed) ## the slow tests: kernels compiled for every target, an
 	@echo "== tests of the kernels, compiled and emulated"
 	@pytest $(PYTEST) -m compiled
 
-quick-test: $(installed) ## the tests without the slow ones
-	@pytest $(PYTEST) -m "not slow"
+# What runs in other processes, and the interpreter, takes most of the time.
+in_processes := $(patsubst %,--ignore tests/test_%.py,cli demo evaluate_cli kernel_traffic plot training_processes)
+
+quick-test: $(installed) ## the quickest tests: no kernels, no commands in processes of their own
+	@pytest $(PYTEST) -m "not slow" -k "not triton" $(in_processes)
 
 lint: $(installed) ## formatting, lint and types
 	@echo "== ruff and mypy"

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from literal_transformer import assert_equal_gradients, tokens_and_matrices
 
 from scm_fast import InputError, create_model, load_model, save_model
 from scm_fast.models.export import export_model
@@ -21,16 +22,9 @@ def make_model(name="deit_tiny_patch16_224", **options):
 
 def literal(model, images):
     """logits (B, C), S (B, C, H, W) and RPAM (B, H, W)"""
-    network, matrices = model.backbone, []
-    prefix = network.num_prefix_tokens
-    x = network.norm_pre(network._pos_embed(network.patch_embed(images)))
-    for block in network.blocks:
-        qkv = block.attn.qkv(block.norm1(x))
-        q, k, v = (part.unflatten(-1, (3, -1)).transpose(1, 2) for part in qkv.chunk(3, -1))
-        matrices.append((q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(-1))
-        x = x + block.ls1(block.attn.proj((matrices[-1] @ v).transpose(1, 2).flatten(2)))
-        x = x + block.ls2(block.mlp(block.norm2(x)))
-    X = network.norm(x)[:, prefix:].transpose(1, 2).reshape(len(x), -1, 3, 5)
+    x, matrices = tokens_and_matrices(model.backbone, images)
+    prefix = model.backbone.num_prefix_tokens
+    X = x[:, prefix:].transpose(1, 2).reshape(len(x), -1, 3, 5)
     F0 = (sum(m.mean(1)[:, 0, prefix:] for m in matrices) / len(matrices)).reshape(-1, 1, 3, 5)
     head, logits, semantics = model.head, [], []
     for image in range(len(X)):
@@ -63,10 +57,7 @@ def test_lctr_equals_the_literal_network(name):
     expected = torch.autograd.grad(F.cross_entropy(logits, labels), parameters, allow_unused=True)
     exactly = {"rtol": 1e-8, "atol": 1e-10}
     torch.testing.assert_close(got.logits, logits, **exactly)
-    for (parameter, _), ours, theirs in zip(model.named_parameters(), found, expected, strict=True):
-        assert (ours is None) == (theirs is None), parameter
-        if ours is not None:
-            torch.testing.assert_close(ours, theirs, msg=parameter, **exactly)
+    assert_equal_gradients(model, found, expected, **exactly)
     localization = model.eval()(images)
     torch.testing.assert_close(localization.logits, logits, **exactly)
     torch.testing.assert_close(localization.attention, rpam, **exactly)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from literal_transformer import tokens_and_matrices
 
 from scm_fast import InputError, create_model
 from scm_fast.evaluation.predictor import Predictor, Strategy
@@ -41,15 +42,8 @@ def maps_of(name, model, images, classes=CLASSES):
 
 def literal(model, images):
     """Logits, and the attention matrices (B, heads, N, N) of all layers, in one graph."""
-    network, matrices = model.backbone, []
-    x = network.norm_pre(network._pos_embed(network.patch_embed(images)))
-    for block in network.blocks:
-        qkv = block.attn.qkv(block.norm1(x))
-        q, k, v = (part.unflatten(-1, (3, -1)).transpose(1, 2) for part in qkv.chunk(3, -1))
-        matrices.append((q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(-1))
-        x = x + block.ls1(block.attn.proj((matrices[-1] @ v).transpose(1, 2).flatten(2)))
-        x = x + block.ls2(block.mlp(block.norm2(x)))
-    return model.head(network.norm(x)[:, 0]), matrices
+    tokens, matrices = tokens_and_matrices(model.backbone, images)
+    return model.head(tokens[:, 0]), matrices
 
 
 def on_grid(model, row):

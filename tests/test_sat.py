@@ -7,6 +7,7 @@ import torch
 import torch.multiprocessing as mp
 import torch.nn.functional as F
 from data_folders import write_cub
+from literal_transformer import assert_equal_gradients
 from torch.nn.parallel import DistributedDataParallel
 
 from scm_fast import InputError, create_model, load_model, save_model
@@ -101,10 +102,7 @@ def test_sat_equals_the_literal_network(name):
     assert got.terms.keys() == terms.keys()
     for term, value in terms.items():
         torch.testing.assert_close(got.terms[term], value, **exactly)
-    for (parameter, _), ours, theirs in zip(model.named_parameters(), found, expected, strict=True):
-        assert (ours is None) == (theirs is None), parameter
-        if ours is not None:
-            torch.testing.assert_close(ours, theirs, msg=parameter, **exactly)
+    assert_equal_gradients(model, found, expected, **exactly)
     localization = model.eval()(images)
     torch.testing.assert_close(localization.attention, mask, **exactly)
     torch.testing.assert_close(localization.logits, logits, **exactly)
