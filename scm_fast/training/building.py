@@ -9,6 +9,8 @@ import torch
 from ..data import DecodedCache, LocalizationDataset, TrainLoader, build_train_loader, published_preprocessing
 from ..devices import AMP_DTYPES
 from ..models import LocalizationModel, create_model
+from ..models.backbones import check_whole_patches
+from ..models.layers import freeze_blocks
 from .config import TrainConfig
 
 
@@ -27,7 +29,9 @@ def build_model(
     options = dict(config.backbone_options)
     if config.drop_path_rate:
         options["drop_path_rate"] = config.drop_path_rate
-    return create_model(
+    if config.small_size is not None:
+        options["dynamic_img_size"] = True  # position embeddings are resampled for each size
+    model = create_model(
         config.backbone,
         dataset.num_classes,
         config.method,
@@ -40,6 +44,11 @@ def build_model(
         method_options=config.method_options,
         calibration=calibration,
     )
+    if config.small_size is not None:
+        check_whole_patches(model.backbone, "small_size is", config.small_size, config.small_size)
+    if config.frozen_blocks is not None:
+        freeze_blocks(model, config.frozen_blocks)
+    return model
 
 
 def build_loader(

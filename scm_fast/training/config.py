@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..data import DataSource
 
 Count = Annotated[int, Field(gt=0)]
+Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
@@ -113,13 +114,26 @@ class TrainConfig:
     micro_batch: Count | None = option(
         64, "most images a process computes at once; null: its whole share", resume=True
     )
-    lr: Annotated[float, Field(gt=0)] = option(5e-5, "highest learning rate")
+    lr: Positive = option(5e-5, "highest learning rate")
     min_lr: NotNegative = option(0.0, "learning rate at the end")
     warmup_epochs: NotNegative = option(0.5, "epochs in which the learning rate rises")
     betas: tuple[Share, Share] | None = option(None, "of AdamW; null: the preset's")
     weight_decay: NotNegative | None = option(None, "null: the preset's")
     decay_all: bool | None = option(None, "decay vectors and embeddings as well; null: the preset's")
-    clip_grad: Annotated[float, Field(gt=0)] | None = option(None, "largest norm of the gradient")
+    clip_grad: Positive | None = option(None, "largest norm of the gradient")
+    head_lr: Positive | None = option(
+        None, "highest learning rate of what is not of the backbone: the head, SAT's token; null: lr"
+    )
+    layer_decay: Annotated[float, Field(gt=0, le=1)] = option(
+        1.0, "learning rate of a layer over that of the next one"
+    )
+    frozen_blocks: Annotated[int, Field(ge=0)] | None = option(
+        None, "first blocks that stay as they are, with the embeddings; null: all is trained"
+    )
+    label_smoothing: Share = option(0.0, "probability that is shared among all classes")
+    average: Share = option(0.0, "decay of the moving average of the weights that is kept as model; 0: none")
+    small_size: Count | None = option(None, "pixels of the images of the first epochs; null: image_size")
+    small_epochs: NotNegative = option(0.0, "epochs, or parts of them, with images of small_size")
     seed: Annotated[int, Field(ge=0)] = option(0, "of weights, order and augmentation", compare=False)
 
     # Machine
@@ -192,6 +206,14 @@ class TrainConfig:
             raise InputError(f"warmup_epochs: {self.warmup_epochs:g} leaves nothing of {self.epochs} epochs")
         if self.resize is not None and self.resize < self.image_size:
             raise InputError(f"resize: {self.resize} is smaller than the crop, image_size {self.image_size}")
+        if (self.small_size is None) != (self.small_epochs == 0):
+            raise InputError(
+                "small_size and small_epochs: one says how small, the other for how long; give both"
+            )
+        if self.small_size is not None and self.small_size >= self.image_size:
+            raise InputError(
+                f"small_size: {self.small_size} is not smaller than image_size {self.image_size}"
+            )
         for name, value in PRESET_DEFAULTS[self.preset].items():
             if getattr(self, name) is None:
                 setattr(self, name, value)

@@ -3,30 +3,56 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections import defaultdict
 
 from torch import nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from ..models import LocalizationModel
+from ..models.layers import parameter_layers
 from .config import TrainConfig
 
 
 def build_optimizer(model: LocalizationModel, config: TrainConfig) -> AdamW:
-    """AdamW with the parameters that decay in one group and the others in another."""
+    """AdamW with a group for each learning rate and weight decay; the first group has the learning rate `lr`."""
     spared = model.no_weight_decay()
-    decaying: list[nn.Parameter] = []
-    other: list[nn.Parameter] = []
+    rates = _rates(model, config)
+    groups: dict[tuple[float, bool], list[nn.Parameter]] = defaultdict(list)
     for name, parameter in model.named_parameters():
-        decays = config.decay_all or (parameter.ndim > 1 and name not in spared)
-        (decaying if decays else other).append(parameter)
+        if parameter.requires_grad:
+            decays = bool(config.decay_all) or (parameter.ndim > 1 and name not in spared)
+            groups[rates[name], decays].append(parameter)
     assert config.betas is not None
-    groups: list[dict[str, Any]] = [
-        {"params": decaying, "weight_decay": config.weight_decay},
-        {"params": other, "weight_decay": 0.0},
-    ]
-    return AdamW([group for group in groups if group["params"]], lr=config.lr, betas=config.betas)
+    # What decays comes first of each rate, and `lr` itself before the others.
+    order = sorted(groups, key=lambda group: (group[0] != config.lr, group[0], not group[1]))
+    return AdamW(
+        [
+            {
+                "params": groups[rate, decays],
+                "lr": rate,
+                "weight_decay": config.weight_decay if decays else 0.0,
+            }
+            for rate, decays in order
+        ],
+        betas=config.betas,
+    )
+
+
+def _rates(model: LocalizationModel, config: TrainConfig) -> dict[str, float]:
+    """The highest learning rate of each parameter, by its name.
+
+    The calibration's parameters have `lr`: they are few numbers that start where the paper wants them.
+    """
+    layers = parameter_layers(model) if config.layer_decay < 1 else {}
+    last = max(layers.values(), default=0)
+    rates = {}
+    for name, _ in model.named_parameters():
+        rate = config.lr * config.layer_decay ** (last - layers.get(name, last))
+        if config.head_lr is not None and not name.startswith(("backbone.", "calibration.")):
+            rate = config.head_lr
+        rates[name] = rate
+    return rates
 
 
 def build_scheduler(optimizer: Optimizer, config: TrainConfig, steps_per_epoch: int) -> LambdaLR:

@@ -24,8 +24,10 @@ from ..data import Batch, DataSource
 from ..errors import InputError
 from ..evaluation import Predictor, Result, SplitMetrics, evaluate
 from ..evaluation.pipeline import check_classes
+from ..models import LocalizationModel
 from ..models.weights import load_strictly
 from ..threshold import threshold_from_json
+from .average import WeightAverage
 from .building import amp_dtype, build_loader, build_model
 from .checks import check_run, resumes
 from .config import TrainConfig
@@ -72,6 +74,7 @@ class Trainer:
         if config.channels_last:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.model.set_grad_checkpointing(config.grad_checkpointing)
+        self.average = WeightAverage(self.model, config.average) if config.average else None
         if config.compile:
             self.model.compile()
         self.optimizer = build_optimizer(self.model, config)
@@ -97,6 +100,11 @@ class Trainer:
         assert self.config.global_batch is not None
         return self.config.global_batch
 
+    @property
+    def kept(self) -> LocalizationModel:
+        """What is validated and saved: the model that is trained, or the average of its weights."""
+        return self.model if self.average is None else self.average.model
+
     # Checkpoints
 
     def _open_folder(self) -> None:
@@ -116,13 +124,15 @@ class Trainer:
     def _resume(self) -> None:
         state = self.folder.load_checkpoint()
         load_strictly(self.model, state["model"], str(self.folder.checkpoint_file))
+        if self.average is not None:
+            load_strictly(self.average.model, state["average"], str(self.folder.checkpoint_file))
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
         self.scaler.load_state_dict(state["scaler"])
         self.loader.load_state_dict(state["loader"])
         self.step, self.validated, self.best = state["step"], state["validated"], state["best"]
         self.meter = Meter(**state["meter"])
-        self.model.config.threshold = threshold_from_json(state["threshold"])
+        self.kept.config.threshold = threshold_from_json(state["threshold"])
         if len(state["random"]) == distributed.world_size():  # on another number of them, they start anew
             random = state["random"][distributed.rank()]
             torch.set_rng_state(random["cpu"])
@@ -136,9 +146,10 @@ class Trainer:
         random = {"cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
             random["cuda"] = torch.cuda.get_rng_state(self.device)
-        threshold = self.model.config.threshold
+        threshold = self.kept.config.threshold
         state = {
             "model": self.model.state_dict(),
+            "average": None if self.average is None else self.average.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
             "scaler": self.scaler.state_dict(),
@@ -151,7 +162,7 @@ class Trainer:
             "threshold": asdict(threshold) if threshold else None,
         }
         self.logs.flush()
-        distributed.on_first(self.folder.save_checkpoint, state, self.model)
+        distributed.on_first(self.folder.save_checkpoint, state, self.kept)
 
     # Training
 
@@ -160,13 +171,14 @@ class Trainer:
         with contextlib.closing(self.logs), self.stop:
             while True:
                 if self.validated < self.loader.epoch:  # also if the run was stopped in the validation
-                    self._validate_epoch()
+                    self.validate_epoch()
                 if self.loader.epoch == self.config.epochs:
                     return
-                self._train_epoch()
+                self.train_epoch()
                 self.save()
 
-    def _train_epoch(self) -> None:
+    def train_epoch(self) -> None:
+        """What is left of an epoch."""
         epoch = self.loader.epoch
         self.model.train()
         if self.loader.step == 0:
@@ -202,14 +214,16 @@ class Trainer:
 
     def _forward_backward(self, batch: Batch) -> dict[str, torch.Tensor]:
         """Sums over the images, on the device: right answers, the loss and, if it has several terms, each."""
-        images = batch.images
+        images = self._at_size(batch.images)
         if self.config.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
         alone = isinstance(self.network, DistributedDataParallel) and not batch.ends_step
         with self.network.no_sync() if alone else contextlib.nullcontext():  # type: ignore[operator]
             with torch.autocast(self.device.type, dtype=self.amp, enabled=self.amp is not None):
                 logits, means = self.network(images)
-            classification = F.cross_entropy(logits.float(), batch.labels, reduction="sum")
+            classification = F.cross_entropy(
+                logits.float(), batch.labels, reduction="sum", label_smoothing=self.config.label_smoothing
+            )
             terms = {name: mean * len(images) for name, mean in means.items()}
             loss = sum(terms.values(), classification)
             # DDP takes the mean over processes; what is wanted is the mean over the images of all of them.
@@ -219,6 +233,13 @@ class Trainer:
             terms = {"classification": classification, **terms}
             found |= {f"loss_{name}": term.detach() for name, term in terms.items()}
         return found
+
+    def _at_size(self, images: torch.Tensor) -> torch.Tensor:
+        """Images (B, 3, height, width) as large as this step wants them: smaller ones come first."""
+        size = self.config.small_size
+        if size is None or self.step >= round(self.config.small_epochs * self.loader.steps):
+            return images
+        return F.interpolate(images, (size, size), mode="bilinear", antialias=True)
 
     def _optimizer_step(self, sums: dict[str, float], indices: list[int], begin: float) -> float:
         """Step, log, checkpoint, and stop if asked to. Gives the loss of the global batch."""
@@ -248,6 +269,8 @@ class Trainer:
                 {"step": self.step, "epoch": epoch, **losses, "lr": rate, "gradient_norm": norm.item()}
             )
         self.step += 1
+        if self.average is not None:
+            self.average.update(self.model, self.step)
         if stopping:
             self.save()
             self._interrupt()
@@ -276,23 +299,25 @@ class Trainer:
 
     # Validation
 
-    def _validate_epoch(self) -> None:
-        self.model.eval()
-        predictor = Predictor(self.model, self.device, amp=self.amp)
+    def validate_epoch(self) -> Result:
+        """The figures of the model of the epoch that was trained last; it is kept if it is the best."""
+        self.kept.eval()
+        predictor = Predictor(self.kept, self.device, amp=self.amp)
         done = evaluate(predictor, self.source, validation_settings(self.config, self.source))
         result = done.result
-        self.model.config.threshold = result.threshold
+        self.kept.config.threshold = result.threshold
         if distributed.is_first():
             self._log_epoch(result)
         for metric in dict.fromkeys((self.config.best_metric, "top1_cls")):
             if metric in result.metrics and result.metrics[metric].value > self.best.get(metric, -1.0):
                 self.best[metric] = result.metrics[metric].value
                 self.validations[metric] = done.metrics
-                distributed.on_first(self.folder.save_model, self.model, f"best_{metric}")
+                distributed.on_first(self.folder.save_model, self.kept, f"best_{metric}")
         self.validated = self.loader.epoch
         self.save()
         if any(distributed.gather(self.stop.number > 0)):
             self._interrupt()
+        return result
 
     def _log_epoch(self, result: Result) -> None:
         values = {name: metric.value for name, metric in result.metrics.items()}
@@ -307,7 +332,7 @@ class Trainer:
         }
         if self.config.val_boxes:
             row["pseudo_boxes"] = int(self.source.validation(self.config.val_split).records.box_counts.sum())
-        calibration = self.model.calibration
+        calibration = self.kept.calibration
         for name in () if calibration is None else ("lam", "beta"):
             for block, value in enumerate(getattr(calibration, name).tolist(), 1):
                 row[f"{name}_{block}"] = value
