@@ -79,14 +79,16 @@ def time_run(config: TrainConfig, recipe: str, marks: tuple[float, float], to_th
     """Train until the marks (GT-Known, Top-1 Loc) are reached, or to the last epoch."""
     trainer = Trainer(config, torch.device("cpu"))
     clock = trainer.folder.path / "core_seconds.json"
-    spent = json.loads(clock.read_text()) if trainer.loader.epoch else 0.0
+    # Seconds by the number of epochs that they were spent on: one that was stopped in its evaluation is trained again.
+    spent = json.loads(clock.read_text()) if trainer.loader.epoch else {"0": 0.0}
     values: dict[str, float] = {}
     reached = False
     with contextlib.closing(trainer.logs), trainer.stop:
         while trainer.loader.epoch < config.epochs and (to_the_end or not reached):
             begin = time.process_time()
             trainer.train_epoch()
-            spent += time.process_time() - begin
+            seconds = time.process_time() - begin
+            spent[str(trainer.loader.epoch)] = spent[str(trainer.loader.epoch - 1)] + seconds
             with replacing(clock) as partial:
                 partial.write_text(json.dumps(spent))
             result = trainer.validate_epoch()
@@ -103,7 +105,7 @@ def time_run(config: TrainConfig, recipe: str, marks: tuple[float, float], to_th
         epochs=trainer.loader.epoch,
         steps=trainer.step,
         images=trainer.step * trainer.global_batch,
-        core_minutes=round(spent / 60, 2),
+        core_minutes=round(spent[str(trainer.loader.epoch)] / 60, 4),
         **{name: round(values[name], 2) for name in ("top1_cls", "top1_loc", "gt_known", "max_box_acc_v2")},
         gt_known_mark=marks[0],
         top1_loc_mark=marks[1],
