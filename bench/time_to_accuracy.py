@@ -79,7 +79,7 @@ def time_run(config: TrainConfig, recipe: str, marks: tuple[float, float], to_th
     """Train until the marks (GT-Known, Top-1 Loc) are reached, or to the last epoch."""
     trainer = Trainer(config, torch.device("cpu"))
     clock = trainer.folder.path / "core_seconds.json"
-    # Seconds by the number of epochs that they were spent on: one that was stopped in its evaluation is trained again.
+    # Seconds by the number of epochs they were spent on: one that was stopped in its evaluation is trained again.
     spent = json.loads(clock.read_text()) if trainer.loader.epoch else {"0": 0.0}
     values: dict[str, float] = {}
     reached = False
