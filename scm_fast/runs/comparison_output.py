@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from .comparison import Comparison, Group, Summary, differences, doubts
+from .comparison import Comparison, Group, Row, Summary, differences, doubts
 
 VALIDATION_HEADINGS = {
     "top1_cls": "Top-1 cls",
@@ -81,9 +81,10 @@ def _test_rows(comparison: Comparison) -> list[list[str]]:
         rows.append([row.name, row.evaluated.method, "", backbone, "", "", *figures, ""])
     # One row for all that were tested on the same images.
     seen: dict[tuple[Any, ...], list[str]] = {}
-    for name, tested in ((part.name, part.test) for part in (*comparison.groups, *comparison.rows)):
-        for kind, scores in tested.baselines.items():
-            seen.setdefault((kind, *(scores.get(metric) for metric in BASELINE_METRICS)), []).append(name)
+    tested: list[Group | Row] = [*comparison.groups, *comparison.rows]
+    for part in tested:
+        for kind, scores in part.test.baselines.items():
+            seen.setdefault((kind, *(scores.get(name) for name in BASELINE_METRICS)), []).append(part.name)
     for (kind, *values), names in seen.items():
         shared = len({key[1:] for key in seen if key[0] == kind}) == 1
         cells = dict(zip(BASELINE_METRICS, values, strict=True))
