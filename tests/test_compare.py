@@ -177,7 +177,7 @@ def test_time_on_a_gpu_is_what_passed(tmp_path, compare):
     _, text, _ = compare(*folders)
     assert row(text, "test split", "gpu")["s/image"] == "0.002"
     assert (
-        "warning: the conditions of s/image differ: cpu, 1 threads (cpu), NVIDIA H100, 8 threads (gpu)"
+        "warning: the conditions of s/image differ: cpu, threads: 1 (cpu), NVIDIA H100, threads: 8 (gpu)"
         in text
     )
 

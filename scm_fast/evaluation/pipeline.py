@@ -7,6 +7,7 @@ the test split at its end.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -31,7 +32,6 @@ from .predictor import Predictor
 from .protocols import HELDOUT_RULES, PROTOCOLS, check_protocol, result_under
 from .report.gallery import choose_examples
 from .results import ImageMaps, SplitResult
-from .timing import Stopwatch
 
 logger = logging.getLogger("scm_fast")
 FEW_HELD_OUT = 50  # images with boxes: the best value of fewer may be far from that of others
@@ -144,6 +144,42 @@ def check_classes(model: LocalizationModel, dataset: LocalizationDataset) -> Non
         raise InputError(f"the checkpoint has {count} classes, {dataset.root} has {dataset.num_classes}")
 
 
+class _Stopwatch:
+    """Sums what is done `with` it, which is all but reading the images: the time that passed, and that of the CPU.
+
+    CPU time is that of all threads, and of the processes that ended meanwhile, such as those that extract boxes.
+    Waiting for a core that another program has is not in it.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.cpu_seconds = 0.0
+
+    def __enter__(self) -> None:
+        self._begin = time.perf_counter(), _cpu_seconds()
+
+    def __exit__(self, *exception: object) -> None:
+        self.seconds += time.perf_counter() - self._begin[0]
+        self.cpu_seconds += _cpu_seconds() - self._begin[1]
+
+    def per_image(self, images: int, device: torch.device) -> dict[str, Any]:
+        """For metrics.json: of all processes together, with the conditions. Collective."""
+        parts = distributed.gather((self.seconds, self.cpu_seconds))
+        count = max(1, images)
+        return {
+            "seconds_per_image": max(seconds for seconds, _ in parts) / count,
+            "cpu_seconds_per_image": sum(cpu for _, cpu in parts) / count,
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+            "threads": torch.get_num_threads(),
+            "processes": len(parts),
+        }
+
+
+def _cpu_seconds() -> float:
+    children = os.times()
+    return time.process_time() + children.children_user + children.children_system
+
+
 class _Predicted(NamedTuple):
     metrics: SplitMetrics
     left_out: list[Problem]
@@ -168,7 +204,7 @@ def _predict_split(
         device=predictor.device,
         skip_bad_images=source.skip_bad_images,
     )
-    begin, stopwatch = time.perf_counter(), Stopwatch()
+    begin, stopwatch = time.perf_counter(), _Stopwatch()
     with (
         Evaluator(
             prescribed.step or settings.step,

@@ -53,7 +53,7 @@ class SplitResult:
     """A split that was evaluated; the same in every process.
 
     predicted_names: of the classes that the model knows, which are not the data set's if `foreign_classes`.
-    timing: what an image took, see `timing`.
+    timing: what an image took, and under which conditions.
     about: with what it was evaluated, for metrics.json and the report.
     unboxed: beside a result with held-out boxes the one that needs none: the price of having none.
     maps: of the images that the report shows, by their index in the data set; None if there is to be none.

@@ -85,7 +85,7 @@ def _rules(contents: Iterable[dict[str, Any]]) -> list[str]:
 
 
 def _seconds_per_image(evaluation: dict[str, Any]) -> float | None:
-    """On a CPU the time of all cores together, which other programs hardly change; on a GPU that passed."""
+    """On a CPU the time of all cores together, without waiting for other programs; on a GPU that passed."""
     timing = evaluation.get("timing")
     if timing is None:
         return None
@@ -255,5 +255,5 @@ def _conditions_of_test(evaluation: dict[str, Any]) -> dict[str, Any]:
     return {
         "the numbers of test images": evaluation["images"],
         "the precisions of the test": evaluation.get("amp") or "float32",
-        "the conditions of s/image": timing and f"{timing['device']}, {timing['threads']} threads",
+        "the conditions of s/image": timing and f"{timing['device']}, threads: {timing['threads']}",
     }
