@@ -1,6 +1,7 @@
 #!/bin/sh
 # Every method at one budget on CUB: DeiT-Tiny, three epochs of batches of 32, the same optimiser; SAT also at its own
-# learning rate. Finished runs are left as they are, and a run that was stopped goes on.
+# learning rate. Then the maps of the same weights without any training. What is finished is left as it is, and a run
+# that was stopped goes on. `scm-fast compare runs/methods/*` prints the table.
 #     configs/methods.sh CUB_200_2011 deit_tiny.safetensors runs/methods [further options of train.py]
 #     configs/methods.sh CUB_200_2011 true runs/methods                      weights of timm's hub
 set -eu
@@ -21,3 +22,16 @@ train sat-own-lr sat --lr 1e-4 --min-lr 1e-4 "$@"
 train scm scm --calibration "$paper" "$@"
 train tscam tscam "$@"
 train sat sat "$@"
+
+map() {
+    name=$1
+    shift
+    if [ ! -e "$out/map-$name/metrics.json" ]; then
+        ${LAUNCH:-python} evaluate.py --model deit_tiny_patch16_224 --data "$data" --out "$out/map-$name" "$@"
+    fi
+}
+if [ "$weights" = true ]; then set --; else set -- --pretrained "$weights"; fi
+for name in attention rollout rpam gradcam layercam chefer tokencut; do
+    map "$name" --map "$name" "$@"
+done
+map attention-refined --map attention --refine "$@"

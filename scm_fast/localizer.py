@@ -123,7 +123,7 @@ class Localizer:
         self.threshold = threshold_to_use(chosen, threshold)
         self.top_k = min(top_k, config.num_classes)
         self.max_boxes = max_boxes
-        self.class_names = list(config.class_names or (str(index) for index in range(config.num_classes)))
+        self.class_names = self.predictor.class_names
         self.preprocessing = self.predictor.preprocessing
 
     @classmethod

@@ -55,6 +55,29 @@ def write_run(
     return path
 
 
+def write_evaluation(path: Path, gt_known: float = 70.0, **entries) -> Path:
+    """What evaluate --model --map gradcam --out writes, as far as it is compared: no figures of classification."""
+    path.mkdir(parents=True)
+    values = {"gt_known": gt_known, "max_box_acc": 66.0, "max_box_acc_v2": 55.0}
+    content = {
+        "metrics": {name: {"value": value, "threshold": None} for name, value in values.items()},
+        "unboxed": {"metrics": {"gt_known": {"value": 68.0}}},
+        **{"baselines": BASELINES, "images": 10, "threshold": 0.3, "threshold_rule": "deviation"},
+        **{"protocol": "heldout", "checkpoint": "deit.pth", "backbone": "deit_tiny_patch16_224"},
+        **{"method": "cls", "map": "gradcam", "strategy": "F0*S0", "mirror": False, "foreign_classes": True},
+        **{"data": "/data/CUB", "split": "test", "interpolation": "cubic", "amp": None},
+        "timing": {
+            "seconds_per_image": 0.5,
+            "cpu_seconds_per_image": 0.04,
+            "device": "cpu",
+            "threads": 1,
+        },
+        **entries,
+    }
+    (path / "metrics.json").write_text(json.dumps(content))
+    return path
+
+
 @pytest.fixture
 def compare(capsys):
     def run(*arguments):
@@ -88,7 +111,8 @@ def test_two_runs(tmp_path, compare):
     assert row(text, "test split", "scm") == {
         **{"method": "scm", "preset": "paper", "backbone": "deit_small_patch16_224", "seed": "0"},
         **{"epochs": "3", "Top-1 cls": "61.0", "Top-1 loc": "48.0", "GT-Known": "85.0"},
-        **{"MaxBoxAccV2": "69.0", "threshold": "between 0.250", "images/s": "101.0"},
+        **{"unboxed": "-", "MaxBoxAcc": "-", "MaxBoxAccV2": "69.0", "threshold": "between 0.250"},
+        **{"s/image": "-", "images/s": "101.0"},
     }
     assert row(text, "test split", "centre box")["GT-Known"] == "50.7"
     best = row(text, "validation split", "tscam")
@@ -99,6 +123,80 @@ def test_two_runs(tmp_path, compare):
         ["lr", "5.0e-05", "0.0001"],
     ]
     assert "warning" not in text
+
+
+def test_evaluations_stand_below_the_runs(tmp_path, compare):
+    run = write_run(tmp_path / "scm", 85.0)
+    gradcam = write_evaluation(tmp_path / "map-gradcam")
+    status, text, said = compare(gradcam, run)
+    assert (status, said) == (0, "")
+    assert "test split (test), the model that was kept and the models of evaluations" in text
+    found = row(text, "test split", "map-gradcam")
+    assert (found["method"], found["backbone"]) == ("gradcam", "deit_tiny_patch16_224")
+    assert (found["GT-Known"], found["unboxed"], found["MaxBoxAcc"]) == ("70.0", "68.0", "66.0")
+    assert (found["MaxBoxAccV2"], found["threshold"]) == ("55.0", "deviation 0.300")
+    assert (found["Top-1 cls"], found["Top-1 loc"], found["s/image"]) == ("-", "-", "0.040")
+    assert text.index("\nscm ") < text.index("\nmap-gradcam ")
+    assert text.count("\nmap-gradcam ") == 1, "it has no epochs to validate"
+    assert text.count("centre box") == 1, "the boxes that look at no image are the same"
+    assert "warning" not in text
+    (evaluation,) = json.loads(compare(gradcam, run, "--json")[1])["evaluations"]
+    assert evaluation["test"]["gt_known"] == 70.0
+    assert evaluation["test"]["top1_loc"] is None
+    assert evaluation["test"]["seconds_per_image"] == 0.04
+
+
+def test_evaluations_alone(tmp_path, compare):
+    pytest.importorskip("matplotlib")
+    folders = [
+        write_evaluation(tmp_path / "a", map="rollout, refined"),
+        write_evaluation(tmp_path / "b", map="of method scm", method="scm", foreign_classes=False),
+        write_evaluation(
+            tmp_path / "c", map="chefer", method="scm", foreign_classes=False, mirror=True, unboxed=None
+        ),
+    ]
+    status, text, _ = compare(*folders)
+    assert status == 0
+    methods = [row(text, "test split", name)["method"] for name in "abc"]
+    assert methods == ["rollout, refined", "scm", "scm, chefer, mirror"]
+    assert row(text, "test split", "c")["unboxed"] == "-"
+    assert "validation split" not in text
+    status, text, said = compare(*folders, "--plot", tmp_path / "curves.png")
+    assert (status, text) == (2, "")
+    assert "--plot: draws the epochs of runs" in said
+
+
+def test_time_on_a_gpu_is_what_passed(tmp_path, compare):
+    timing = {
+        "seconds_per_image": 0.002,
+        "cpu_seconds_per_image": 0.04,
+        "device": "NVIDIA H100",
+        "threads": 8,
+    }
+    folders = [write_evaluation(tmp_path / "cpu"), write_evaluation(tmp_path / "gpu", timing=timing)]
+    _, text, _ = compare(*folders)
+    assert row(text, "test split", "gpu")["s/image"] == "0.002"
+    assert (
+        "warning: the conditions of s/image differ: cpu, threads: 1 (cpu), NVIDIA H100, threads: 8 (gpu)"
+        in text
+    )
+
+
+def test_evaluations_that_cannot_be_compared(tmp_path, compare):
+    run = write_run(tmp_path / "run")
+    others = {"data": "ILSVRC", "split": "dev", "protocol": "maxbox", "images": 50, "amp": "bfloat16"}
+    other = write_evaluation(tmp_path / "other", **others)
+    warnings = compare(run, other)[1].splitlines()
+    for sentence in (
+        "the data differ: CUB (run), ILSVRC (other)",
+        "the test splits differ: test (run), dev (other)",
+        "the protocols differ: heldout (run), maxbox (other)",
+        "the numbers of test images differ: 10 (run), 50 (other)",
+        "the precisions of the test differ: float32 (run), bfloat16 (other)",
+    ):
+        assert f"warning: {sentence}" in warnings
+    (tmp_path / "other" / "metrics.json").write_text('{"metrics": {}}')
+    assert "not the metrics of an evaluation (no baselines" in compare(run, other)[2]
 
 
 def test_seeds_are_repetitions(tmp_path, compare):

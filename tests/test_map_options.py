@@ -1,5 +1,6 @@
 """--map, --refine and --model from the command line and from Python."""
 
+import contextlib
 import csv
 import json
 
@@ -116,6 +117,106 @@ def test_evaluate_tells_which_map_it_cut(tmp_path, method):
         figures[metrics["map"]] = metrics["curves"]
         assert f"map {metrics['map']}." in (tmp_path / "out" / "report.html").read_text()
     assert list(figures) == [f"of method {method}", "rollout", "chefer, refined"]
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory):
+    return make_data(tmp_path_factory.mktemp("shapes"), splits=(("train", 3), ("val", 3), ("test", 6)))
+
+
+@pytest.fixture(scope="module")
+def gradcam_of_a_classifier(shapes, weights, tmp_path_factory):
+    """What evaluate makes of a classifier of 1000 classes on data with three."""
+    out = tmp_path_factory.mktemp("gradcam")
+    deit = ["--model", "deit_tiny_patch16_224", "--pretrained", str(weights), "--map", "gradcam"]
+    options = ["--data", str(shapes), "--device", "cpu", "--workers", "0", "--report", "--out", str(out)]
+    assert main(["evaluate", *deit, *options]) == 0
+    return out
+
+
+def test_maps_of_a_foreign_classifier_are_of_the_class_that_it_finds(
+    gradcam_of_a_classifier, shapes, weights
+):
+    """The boxes are those that Localizer finds with the same threshold, which knows nothing of the data."""
+    metrics = json.loads((gradcam_of_a_classifier / "metrics.json").read_text())
+    threshold = Threshold(metrics["threshold"], metrics["threshold_rule"], metrics["interpolation"])
+    model = load_classifier("deit_tiny_patch16_224", weights)
+    localizer = Localizer(model, "cpu", threshold=threshold, map="gradcam")
+    rows = list(csv.DictReader((gradcam_of_a_classifier / "predictions.csv").open()))
+    assert len(rows) == 6
+    for row in rows:
+        (prediction,) = localizer.predict(shapes / row["image"])
+        assert int(row["predicted"]) == prediction.classes[0].index
+        assert row["predicted_name"] == prediction.classes[0].name
+        assert [float(row[corner]) for corner in ("x0", "y0", "x1", "y1")] == pytest.approx(
+            prediction.box, abs=0.01
+        )
+        assert row["true_class_iou"] == row["iou"]
+    hits = np.mean([float(row["iou"]) >= 0.5 for row in rows])
+    assert metrics["metrics"]["gt_known"]["value"] == pytest.approx(100 * hits)
+
+
+def test_a_foreign_classifier_has_no_figures_of_classification(gradcam_of_a_classifier, shapes):
+    metrics = json.loads((gradcam_of_a_classifier / "metrics.json").read_text())
+    assert set(metrics["metrics"]) == {
+        *("gt_known", "gt_known_published", "max_box_acc", "max_box_acc_v2", "mean_iou"),
+    }
+    assert metrics["foreign_classes"]
+    assert "class" not in metrics["errors"]
+    assert sum(metrics["errors"].values()) == pytest.approx(100)
+    assert not [name for name in metrics["curves"] if name.startswith("top")]
+    assert not [name for scores in metrics["baselines"].values() for name in scores if name.startswith("top")]
+    report = (gradcam_of_a_classifier / "report.html").read_text()
+    assert "The model has 1000 classes of its own, which are not those of the data" in report
+    assert "Top-1" not in report
+    assert "Which class is taken for which" not in report
+    coco = json.loads((gradcam_of_a_classifier / "predictions.coco.json").read_text())
+    assert len(coco["categories"]) == 1000
+    timing = metrics["timing"]
+    assert (timing["device"], timing["processes"]) == ("cpu", 1)
+    assert timing["cpu_seconds_per_image"] > 0
+    assert 0 < timing["seconds_per_image"] <= 1 / metrics["images_per_second"]
+
+
+def test_maps_of_evaluations_are_drawn_as_they_were_evaluated(
+    gradcam_of_a_classifier, shapes, tmp_path, capsys, monkeypatch
+):
+    pytest.importorskip("matplotlib")
+    from scm_fast.runs import comparison_maps, read_folder
+
+    save_model(small_model(), tmp_path / "model")
+    command = ["evaluate", "--checkpoint", str(tmp_path / "model"), "--data", str(shapes), "--workers", "0"]
+    assert main([*command, "--map", "rollout", "--refine", "--out", str(tmp_path / "rollout")]) == 0
+    folders = [gradcam_of_a_classifier, tmp_path / "rollout"]
+    picture = tmp_path / "maps.png"
+    assert main(["compare", *map(str, folders), "--maps", str(picture), "--images", "0", "5"]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    # The boxes in the picture are those that the evaluations wrote.
+    drawn = []
+    monkeypatch.setattr(
+        comparison_maps, "outline_boxes", lambda axes, truth, found: drawn.append((list(truth), found))
+    )
+    found = [read_folder(folder) for folder in folders]
+    comparison_maps.comparison_maps(found, ["5"], torch.device("cpu"))
+    for folder, (truth, box) in zip(folders, drawn, strict=True):
+        last = list(csv.DictReader((folder / "predictions.csv").open()))[5]
+        corners = [float(last[f"true_class_{corner}"]) for corner in ("x0", "y0", "x1", "y1")]
+        assert box == pytest.approx(corners, abs=0.01)
+        assert len(truth) == 1
+
+
+def test_what_evaluate_needs_beside_a_model_is_named(shapes, weights, tmp_path, capsys):
+    def refusal(*options):
+        with contextlib.suppress(SystemExit):  # argparse
+            assert main(["evaluate", "--data", str(shapes), *map(str, options)]) == 2
+        return capsys.readouterr().err
+
+    deit = ("--model", "deit_tiny_patch16_224", "--pretrained", weights)
+    assert "not allowed with argument --checkpoint" in refusal("--checkpoint", tmp_path, *deit)
+    assert "one of the arguments --checkpoint --model is required" in refusal("--out", tmp_path)
+    assert "--out: name a folder" in refusal(*deit)
+    assert "--save-threshold: goes with --checkpoint" in refusal(*deit, "--out", tmp_path, "--save-threshold")
+    assert "--pretrained: goes with --model" in refusal("--checkpoint", tmp_path, "--pretrained", weights)
 
 
 def test_wrong_models_and_maps_are_named(photos, weights, tmp_path, capsys):

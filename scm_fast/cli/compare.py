@@ -1,21 +1,27 @@
-"""Put runs side by side.
+"""Put runs and evaluations side by side.
 
   scm-fast compare runs/birds-scm runs/birds-tscam
   scm-fast compare runs/scm-seed* runs/tscam-seed* --plot curves.png
   scm-fast compare runs/birds-scm runs/birds-tscam --maps maps.png --images 3 17 my_photo.jpg
+  scm-fast compare runs/birds-scm results/gradcam
   scm-fast compare runs/* --json > runs.json
 
-Each RUN is a folder that train.py wrote, finished or not. You get the figures of the test split beside those
-of boxes that look at no image, the figures of the validation split in the best epoch, in what the
-configurations differ, and warnings where the figures should not be compared: other data, another protocol,
-a run that is not finished.
+Each RUN is a folder that train.py wrote, finished or not, or the --out of scm-fast evaluate. You get the figures of
+the test split beside those of boxes that look at no image, the figures of the validation split in the best epoch
+of runs, in what their configurations differ, and warnings where the figures should not be compared: other data,
+another protocol, a run that is not finished.
+
+GT-Known is that of the protocol. MaxBoxAcc is GT-Known at the best single threshold on the test images themselves,
+whatever the protocol; unboxed, beside heldout, is GT-Known at the threshold that images chose without boxes.
+s/image is what the test took for the network, the maps and their boxes at all thresholds, without reading images:
+on a CPU the time of all cores together, on a GPU the time that passed.
 
 Runs that differ in nothing but their seed (and in what has no influence on the result, such as the number of
 loading processes) share a row: mean ± standard deviation. images/s is the training speed in the median epoch.
 
---plot draws loss, classification, GT-Known and threshold over the epochs of all runs. --maps draws what their best
-models make of the same images: the map F0 * S0 and the box (red; the true one is green). Both need matplotlib:
-pip install 'scm-fast[plots]'
+--plot draws loss, classification, GT-Known and threshold over the epochs of all runs. --maps draws what the best
+models of runs, and those of evaluations, make of the same images: the map and the box (red; the true one is green).
+Both need matplotlib: pip install 'scm-fast[plots]'
 """
 
 from __future__ import annotations
@@ -30,7 +36,9 @@ from ..extras import require_extra
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_folders", nargs="+", metavar="RUN", type=Path, help="folders of runs")
+    parser.add_argument(
+        "run_folders", nargs="+", metavar="RUN", type=Path, help="folders of runs or evaluations"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw the curves of the runs")
     parser.add_argument("--maps", type=Path, metavar="FILE.png", help="also draw their maps of some images")
@@ -44,8 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    from ..runs import read_run
-    from ..runs.comparison import group_runs
+    from ..runs import read_folder
+    from ..runs.comparison import make_comparison
     from ..runs.comparison_output import comparison_data, comparison_text
 
     for option, path in (("--plot", args.plot), ("--maps", args.maps)):
@@ -55,21 +63,23 @@ def execute(args: argparse.Namespace) -> int:
                 raise InputError(f"{option} {path}: expected a name that ends in .png")
     if args.images and args.maps is None:
         raise InputError("--images: goes with --maps FILE.png")
-    folders = {path.resolve(): path for path in args.run_folders}  # a run that is given twice is one run
-    runs = [read_run(path) for path in folders.values()]
-    groups = group_runs(runs)
-    print(json.dumps(comparison_data(groups), indent=1) if args.json else comparison_text(groups))
+    folders = {path.resolve(): path for path in args.run_folders}  # what is given twice is there once
+    found = [read_folder(path) for path in folders.values()]
+    comparison = make_comparison(found)
+    if args.plot is not None and not comparison.groups:
+        raise InputError("--plot: draws the epochs of runs, and all of these folders are evaluations")
+    print(json.dumps(comparison_data(comparison), indent=1) if args.json else comparison_text(comparison))
     if args.plot is not None:
         from ..runs.comparison_figure import comparison_figure
         from ..runs.curves import save_figure
 
-        print(save_figure(comparison_figure(groups), args.plot), file=sys.stderr)
+        print(save_figure(comparison_figure(comparison.groups), args.plot), file=sys.stderr)
     if args.maps is not None:
         from ..devices import resolve_device
         from ..runs.comparison_maps import comparison_maps
         from ..runs.curves import save_figure
 
         print(
-            save_figure(comparison_maps(runs, args.images, resolve_device(None)), args.maps), file=sys.stderr
+            save_figure(comparison_maps(found, args.images, resolve_device(None)), args.maps), file=sys.stderr
         )
     return 0

@@ -2,6 +2,7 @@
 
   scm-fast evaluate --checkpoint runs/birds/best_gt_known --data CUB_200_2011
   scm-fast evaluate --checkpoint runs/birds/best_gt_known --data CUB_200_2011 --protocol maxbox --report
+  scm-fast evaluate --model deit_tiny_patch16_224 --map gradcam --data CUB_200_2011 --out results/gradcam
   torchrun --nproc-per-node 4 -m scm_fast.cli evaluate --checkpoint runs/birds/last --data ILSVRC
 
 In a checkout, `python evaluate.py` is the same, and `torchrun evaluate.py`.
@@ -22,9 +23,14 @@ Where nobody has drawn the boxes of the validation split, --val-boxes takes othe
 --format coco found, or a wsolevaluation folder. The boxes of the evaluated split stay its own.
 
 --map takes another map than the model's own, such as rollout or gradcam, and --refine applies SCM's diffusion to it
-(docs/methods.md). All metrics come from one pass. Results are printed, and written to --out: metrics.json,
-predictions.csv, predictions.coco.json and, with --report, report.html. --json prints what metrics.json has instead
-of a table.
+(docs/methods.md).
+
+--model takes a classifier of timm as it is, with its ImageNet classes and the weights of timm's hub or of a file
+(--pretrained): you learn what its maps are worth on your data without any training. The classes of the data are
+not its own, so each map is of the class that it finds in the image, and there are no figures of classification.
+
+All metrics come from one pass. Results are printed, and written to --out: metrics.json, predictions.csv,
+predictions.coco.json and, with --report, report.html. --json prints what metrics.json has instead of a table.
 """
 
 from __future__ import annotations
@@ -40,11 +46,12 @@ from .program import Parser
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument(
-        "--checkpoint",
-        required=True,
-        help="model folder of a run, such as runs/birds/last, or a published .pth file",
+    model = parser.add_mutually_exclusive_group(required=True)
+    model.add_argument(
+        "--checkpoint", help="model folder of a run, such as runs/birds/last, or a published .pth file"
     )
+    model.add_argument("--model", metavar="NAME", help="classifier of timm, such as deit_tiny_patch16_224")
+    parser.add_argument("--pretrained", metavar="FILE", help="weights of --model (timm's hub)")
     parser.add_argument("--data", required=True, help="data folder, or the word synthetic")
     parser.add_argument("--layout", default="auto", help="of the data folder, if it is not recognised")
     parser.add_argument("--images", help="where the images of wsolevaluation metadata are")
@@ -88,7 +95,7 @@ def execute(args: argparse.Namespace) -> int:
     from ..evaluation import EvaluationSettings, Predictor, Strategy, evaluate, summary, write_results
     from ..evaluation.predictor import DEFAULT
     from ..evaluation.results import METRICS_FILE
-    from ..models import load_model
+    from ..models import load_classifier, load_model
     from ..models.checkpoint import check_threshold_can_be_saved, save_threshold
     from ..training.building import amp_dtype
 
@@ -107,6 +114,14 @@ def execute(args: argparse.Namespace) -> int:
         raise InputError(
             f"--val-boxes: protocol {args.protocol} does not choose by boxes of {args.val_split}, heldout does"
         )
+    if args.pretrained and not args.model:
+        raise InputError("--pretrained: goes with --model")
+    if args.model and args.save_threshold:
+        raise InputError(
+            "--save-threshold: goes with --checkpoint, there is no folder to write to with --model"
+        )
+    if args.model and not args.out:
+        raise InputError("--out: name a folder for the results, there is none beside the weights of --model")
     strategy = Strategy.parse(args.strategy or DEFAULT)
     if args.save_threshold:
         check_threshold_can_be_saved(args.checkpoint)
@@ -115,23 +130,23 @@ def execute(args: argparse.Namespace) -> int:
                 "--save-threshold: the model is used with its own map, not with --strategy, --map or --refine"
             )
     with processes(args.device) as device:
-        model = load_model(args.checkpoint).to(device)
+        model = load_classifier(args.model, args.pretrained) if args.model else load_model(args.checkpoint)
         strategy.check(model)
         predictor = Predictor(
-            model,
+            model.to(device),
             device,
             strategy,
             amp_dtype(args.amp, device),
-            args.checkpoint,
+            args.checkpoint or args.pretrained or args.model,
             args.mirror,
             args.map,
             args.refine,
+            foreign_classes=args.model is not None,
         )
         source = DataSource(
             args.data, args.layout, args.images, args.boxes, args.skip_bad_images, args.val_boxes
         )
-        checkpoint = Path(args.checkpoint)
-        out = args.out or (checkpoint if checkpoint.is_dir() else checkpoint.parent) / "evaluation"
+        out = args.out or _beside(Path(args.checkpoint))
         on_first(make_folder, out, "--out")
 
         done = evaluate(predictor, source, settings)
@@ -141,3 +156,7 @@ def execute(args: argparse.Namespace) -> int:
                 save_threshold(args.checkpoint, done.result.threshold)
             print((out / METRICS_FILE).read_text() if args.json else summary(done, out))
     return 0
+
+
+def _beside(checkpoint: Path) -> Path:
+    return (checkpoint if checkpoint.is_dir() else checkpoint.parent) / "evaluation"

@@ -103,7 +103,8 @@ class Evaluator:
         ]
         label = np.asarray(label, dtype=np.int32)
         top_class = _five_columns(np.asarray(top_class, dtype=np.int32), -1)
-        same = label == top_class[:, 0]
+        # Also the maps of different classes may be one: attention is the same for all.
+        same = (label == top_class[:, 0]) | (maps[:, 0] == maps[:, 1]).all((1, 2))
         futures = [
             self._pool.submit(maps[i], bool(same[i]), truth[i], masks[i] if masks else None)
             for i in range(count)
@@ -211,16 +212,16 @@ class BoxExtractor:
     dtype: type[np.unsignedinteger]
 
     def __call__(
-        self, maps: NDArray, same_class: bool, truth: NDArray, judged: NDArray[np.uint8] | None
+        self, maps: NDArray, same_map: bool, truth: NDArray, judged: NDArray[np.uint8] | None
     ) -> ImageBoxes:
-        """maps: (2, h, w) of the ground-truth and the best class, `same_class` if they are one; truth: (n, 4)
+        """maps: (2, h, w) of the ground-truth and the best class, `same_map` if they are one; truth: (n, 4)
         ground-truth boxes; judged: see `read_masks`."""
         cuts = self.cuts
         scores = resize_map(maps[0], cuts.size, cuts.interpolation)
         true_class = boxes_at_levels(scores, _LEVELS, truth, DELTAS[0])
         top_class = true_class.largest
         statistics = [map_statistics(scores)] * 2
-        if not same_class:
+        if not same_map:
             top_scores = resize_map(maps[1], cuts.size, cuts.interpolation)
             top_class = boxes_at_levels(top_scores, _LEVELS, truth[:0], DELTAS[0]).largest
             statistics[1] = map_statistics(top_scores)
@@ -282,9 +283,9 @@ class ExtractionPool:
             self._pool = ThreadPoolExecutor(1)
 
     def submit(
-        self, maps: NDArray, same_class: bool, truth: NDArray, judged: NDArray[np.uint8] | None
+        self, maps: NDArray, same_map: bool, truth: NDArray, judged: NDArray[np.uint8] | None
     ) -> Future[ImageBoxes]:
-        return self._pool.submit(self._function, maps, same_class, truth, judged)
+        return self._pool.submit(self._function, maps, same_map, truth, judged)
 
     def close(self) -> None:
         """End the workers; what was submitted and not begun is not done. Again, it does nothing."""

@@ -13,7 +13,8 @@ ground-truth boxes. With IoU the best over an image's ground-truth boxes and a h
 | `max_box_acc_v2`       | any contour's box is a hit; mean over IoU 0.3, 0.5, 0.7 of each one's best      |
 |                        | threshold                                                                       |
 
-With five classes or fewer every label is among the five best, so there is no Top-5.
+With five classes or fewer every label is among the five best, so there is no Top-5. Where the model's classes are
+not the data's, the best class's map stands for the ground-truth class's, and no metric or kind is about classes.
 
 Why a localisation failed is counted in the kinds of the literature. An image is of the first kind that fits
 the box of its best class. P is that box, G a ground-truth box, IoG = |P and G| / |G| and
@@ -70,6 +71,7 @@ class SplitMetrics:
         self.cuts = cuts
         self.has_top5 = num_classes is None or num_classes > TOP
         self.pseudo_boxes: str | None = None  # where the boxes are from, if they are not the data set's own
+        self.foreign_classes = False  # whether the model's classes are others than those of the labels
 
     def __len__(self) -> int:
         return len(self.table)
@@ -93,7 +95,7 @@ class SplitMetrics:
 
     @property
     def classification(self) -> dict[str, float]:
-        return self._known({"top1_cls": percent(self.top1_right), "top5_cls": percent(self.top5_right)})
+        return self.meaningful({"top1_cls": percent(self.top1_right), "top5_cls": percent(self.top5_right)})
 
     def values(self, rule: str) -> NDArray[np.float64]:
         """(V,), of a threshold rule, ascending."""
@@ -160,11 +162,14 @@ class SplitMetrics:
             "top5_loc": hit & self.top5_right[rows, None],
             "gt_known_published": best_iou(top_class_box, part) >= 0.5,
         }
-        return self._known(hits)
+        return self.meaningful(hits)
 
-    def _known(self, figures: dict) -> dict:
-        """Without Top-5 where that says nothing."""
-        return {name: v for name, v in figures.items() if self.has_top5 or not name.startswith("top5")}
+    def meaningful(self, figures: dict) -> dict:
+        """Without what says nothing: Top-5 of few classes, and all that compares a label with a foreign class."""
+        without: tuple[str, ...] = () if self.has_top5 else ("top5",)
+        if self.foreign_classes:
+            without = ("top1", "top5", "class")
+        return {name: value for name, value in figures.items() if not name.startswith(without)}
 
     def best(self, curve: str, rule: str = "global") -> tuple[float, float]:
         """(value in percent, the rule's value) of a curve's maximum; of equals the middle one, which is
@@ -231,7 +236,8 @@ class SplitMetrics:
     def error_kinds(self, threshold: Threshold) -> list[str | None]:
         """Of each image; None for one without ground truth."""
         table = self.table
-        return error_kinds(self.boxes_at(threshold)[1], table.truth, table.truth_count, self.top1_right)
+        right = self.top1_right | self.foreign_classes  # then no class can be wrong
+        return error_kinds(self.boxes_at(threshold)[1], table.truth, table.truth_count, right)
 
     def constant_box(self, box: tuple[int, int, int, int]) -> dict[str, float]:
         """The metrics of a method that answers `box` for every image, with this model's classification."""
@@ -246,7 +252,7 @@ class SplitMetrics:
             "max_box_acc_v2": float(np.mean([percent(iou >= delta) for delta in DELTAS])),
             "mean_iou": percent(iou),
         }
-        return self._known(figures)
+        return self.meaningful(figures)
 
     def baselines(self) -> dict[str, dict[str, float]]:
         """What two boxes that look at no image score: the whole image, and the centred one of 75 % side."""

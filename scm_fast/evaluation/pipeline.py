@@ -7,6 +7,7 @@ the test split at its end.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 import cv2
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from tqdm import tqdm
 
 import scm_fast
@@ -84,7 +86,7 @@ def evaluate(
     a warning if there are figures that it changes. Without such a split the evaluated images choose.
     """
     dataset = source.validation(settings.split) if settings.validation else source.split(settings.split)
-    check_classes(predictor.model, dataset)
+    _check_classes_of(predictor, dataset)
     protocol, held_out = settings.protocol, None
     if protocol in ("heldout", "unboxed"):
         held_out = _held_out(predictor, source, settings)
@@ -108,7 +110,8 @@ def evaluate(
     validation = validation or predicted.metrics
     result = result_under(protocol, predicted.metrics, validation, settings.threshold, settings.rule)
     unboxed = result_under("unboxed", predicted.metrics, validation) if protocol == "heldout" else None
-    done = SplitResult(dataset, *predicted, result, _about(predictor, source, settings), unboxed)
+    names = predictor.class_names if predictor.foreign_classes else dataset.class_names
+    done = SplitResult(dataset, names, *predicted, result, _about(predictor, source, settings), unboxed)
     if maps is not None:
         done.maps = _gathered_maps(done, maps, settings.all_maps)
     return done
@@ -121,7 +124,7 @@ def _held_out(
     if source.val_boxes is None and not source.has_split(settings.val_split):
         return None
     held_out = source.validation(settings.val_split)
-    check_classes(predictor.model, held_out)
+    _check_classes_of(predictor, held_out)
     return held_out if len(held_out) else None
 
 
@@ -130,16 +133,58 @@ def _warn(sentence: str) -> None:
         logger.warning(sentence)
 
 
+def _check_classes_of(predictor: Predictor, dataset: LocalizationDataset) -> None:
+    if not predictor.foreign_classes:
+        check_classes(predictor.model, dataset)
+
+
 def check_classes(model: LocalizationModel, dataset: LocalizationDataset) -> None:
     count = model.config.num_classes
     if count != dataset.num_classes:
         raise InputError(f"the checkpoint has {count} classes, {dataset.root} has {dataset.num_classes}")
 
 
+class _Stopwatch:
+    """Sums what is done `with` it, which is all but reading the images: the time that passed, and that of the CPU.
+
+    CPU time is that of all threads, and of the processes that ended meanwhile, such as those that extract boxes.
+    Waiting for a core that another program has is not in it.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.cpu_seconds = 0.0
+
+    def __enter__(self) -> None:
+        self._begin = time.perf_counter(), _cpu_seconds()
+
+    def __exit__(self, *exception: object) -> None:
+        self.seconds += time.perf_counter() - self._begin[0]
+        self.cpu_seconds += _cpu_seconds() - self._begin[1]
+
+    def per_image(self, images: int, device: torch.device) -> dict[str, Any]:
+        """For metrics.json: of all processes together, with the conditions. Collective."""
+        parts = distributed.gather((self.seconds, self.cpu_seconds))
+        count = max(1, images)
+        return {
+            "seconds_per_image": max(seconds for seconds, _ in parts) / count,
+            "cpu_seconds_per_image": sum(cpu for _, cpu in parts) / count,
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+            "threads": torch.get_num_threads(),
+            "processes": len(parts),
+        }
+
+
+def _cpu_seconds() -> float:
+    children = os.times()
+    return time.process_time() + children.children_user + children.children_system
+
+
 class _Predicted(NamedTuple):
     metrics: SplitMetrics
     left_out: list[Problem]
     seconds: float
+    timing: dict[str, Any]
 
 
 def _predict_split(
@@ -159,12 +204,12 @@ def _predict_split(
         device=predictor.device,
         skip_bad_images=source.skip_bad_images,
     )
-    begin = time.perf_counter()
+    begin, stopwatch = time.perf_counter(), _Stopwatch()
     with (
         Evaluator(
             prescribed.step or settings.step,
             interpolation=prescribed.interpolation,
-            num_classes=dataset.num_classes,
+            num_classes=predictor.model.config.num_classes,
         ) as evaluator,
         # Shares differ by one image at most, so this process's progress is that of all.
         tqdm(
@@ -176,14 +221,18 @@ def _predict_split(
         ) as progress,
     ):
         for batch in loader:
-            _accumulate(evaluator, predictor, dataset, batch, maps)
+            with stopwatch:
+                _accumulate(evaluator, predictor, dataset, batch, maps)
             count = len(batch.indices) * distributed.world_size()
             progress.update(min(count, len(dataset) - progress.n))
-        metrics = evaluator.compute()
+        with stopwatch:
+            metrics = evaluator.compute()
         metrics.pseudo_boxes = dataset.pseudo_boxes
+        metrics.foreign_classes = predictor.foreign_classes
     unread = [problem for part in distributed.gather(loader.left_out) for problem in part.values()]
     left_out = [*dataset.left_out, *sorted(unread, key=str)]
-    return _Predicted(metrics, left_out, time.perf_counter() - begin)
+    timing = {**stopwatch.per_image(len(metrics), predictor.device), "batch_size": settings.batch_size}
+    return _Predicted(metrics, left_out, time.perf_counter() - begin, timing)
 
 
 def _accumulate(
@@ -194,10 +243,15 @@ def _accumulate(
     maps: dict[int, ImageMaps] | None,
 ) -> None:
     """Run the model on a batch, and hand what it says to the evaluator."""
-    localization, activation = predictor(
-        batch.images, lambda logits: torch.stack([batch.labels, logits.argmax(1)], dim=1)
-    )
-    scores, classes = localization.logits.float().softmax(1).topk(min(TOP, dataset.num_classes))
+
+    def classes_to_map(logits: Tensor) -> Tensor:
+        """The label and the best class (B, 2), or where labels have no map the best class alone (B, 1)."""
+        best = logits.argmax(1)
+        return torch.stack([best] if predictor.foreign_classes else [batch.labels, best], dim=1)
+
+    localization, activation = predictor(batch.images, classes_to_map)
+    activation = activation.expand(-1, 2, -1, -1)
+    scores, classes = localization.logits.float().softmax(1).topk(min(TOP, localization.logits.shape[1]))
     indices = batch.indices.tolist()
     records = [dataset.records[index] for index in indices]
     size = evaluator.cuts.size
@@ -243,6 +297,7 @@ def _about(predictor: Predictor, source: DataSource, settings: EvaluationSetting
         "val_boxes": None if source.val_boxes is None else _pseudo_boxes(source, settings),
         "strategy": str(predictor.strategy),
         "map": predictor.map_name,
+        "foreign_classes": predictor.foreign_classes,
         "mirror": predictor.mirror,
         "amp": None if predictor.amp is None else str(predictor.amp).removeprefix("torch."),
         "versions": {

@@ -103,6 +103,8 @@ class Predictor:
     mirror: whether logits and maps are the mean of the image's and of its mirror image's: two passes.
     map: the name of another map than the model's own, see `scm_fast.models.maps`; instead of a strategy.
     refine: whether SCM's diffusion is applied to the maps, see `scm_fast.models.refinement`.
+    foreign_classes: whether the model's classes are others than the data's, as ImageNet's are for birds. Then no
+        map belongs to a label: the map of an image is that of the class which the model finds in it.
     """
 
     model: LocalizationModel
@@ -113,6 +115,7 @@ class Predictor:
     mirror: bool = False
     map: str | None = None
     refine: bool = False
+    foreign_classes: bool = False
 
     def __post_init__(self) -> None:
         if self.map is None:
@@ -126,6 +129,12 @@ class Predictor:
         """Which map it is, for people."""
         own = f"of method {self.model.config.method}" if self.strategy == Strategy() else str(self.strategy)
         return (self.map or own) + (", refined" if self.refine else "")
+
+    @property
+    def class_names(self) -> list[str]:
+        """Of the model's classes; their numbers if nobody named them."""
+        config = self.model.config
+        return list(config.class_names or map(str, range(config.num_classes)))
 
     @property
     def preprocessing(self) -> Preprocessing:

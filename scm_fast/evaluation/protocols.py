@@ -179,5 +179,5 @@ def _with_boxes(
     iou = test.iou(test.boxes_at(threshold)[0])[test.has_boxes]
     metrics["mean_iou"] = Metric(percent(iou), threshold)
     ordered = {name: metrics[name] for name in METRIC_NAMES if name in metrics}
-    errors = kind_shares(test.error_kinds(threshold))
+    errors = test.meaningful(kind_shares(test.error_kinds(threshold)))
     return Result(protocol, threshold, choice, ordered, errors, test.baselines())

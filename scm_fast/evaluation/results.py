@@ -52,15 +52,19 @@ class ImageResult:
 class SplitResult:
     """A split that was evaluated; the same in every process.
 
+    predicted_names: of the classes that the model knows, which are not the data set's if `foreign_classes`.
+    timing: what an image took, and under which conditions.
     about: with what it was evaluated, for metrics.json and the report.
     unboxed: beside a result with held-out boxes the one that needs none: the price of having none.
     maps: of the images that the report shows, by their index in the data set; None if there is to be none.
     """
 
     dataset: LocalizationDataset
+    predicted_names: list[str]
     metrics: SplitMetrics
     left_out: list[Problem]  # images that could not be used
     seconds: float
+    timing: dict[str, Any]
     result: Result
     about: dict[str, Any]
     unboxed: Result | None = None
@@ -85,6 +89,16 @@ class SplitResult:
         return (
             f"pseudo-boxes of {pseudo['file']} stand in for the boxes of split {pseudo['split']}: "
             f"{pseudo['images_with_boxes']} of {pseudo['images']} images have one"
+        )
+
+    @property
+    def classes_note(self) -> str:
+        """That the classes are the model's own, in words; empty if they are those of the data set."""
+        if not self.metrics.foreign_classes:
+            return ""
+        return (
+            f"the model has {len(self.predicted_names)} classes of its own, which are not those of the data: "
+            "each map is of the class that it finds, and no figure is about classification"
         )
 
     @cached_property
@@ -134,14 +148,13 @@ def write_results(folder: Path, done: SplitResult) -> None:
     """Everything about an evaluation, in `folder`. Where there is a metrics.json, the rest is there too."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / METRICS_FILE).unlink(missing_ok=True)
-    names = done.dataset.class_names
-    rows = [_csv_row(image, names) for image in done.images]
+    rows = [_csv_row(image, done.dataset.class_names, done.predicted_names) for image in done.images]
     write_csv(folder / "predictions.csv", list(rows[0]) if rows else [], rows)
     found = [
         FoundBoxes(i.name, i.size, i.top_classes[0], [(i.box, i.top_scores[0])] if i.box else [])
         for i in done.images
     ]
-    write_coco(folder / "predictions.coco.json", found, names)
+    write_coco(folder / "predictions.coco.json", found, done.predicted_names)
     if done.maps is not None:
         from .report import write_report  # which imports this module
 
@@ -160,6 +173,7 @@ def metrics_content(done: SplitResult) -> dict[str, Any]:
         "images": len(metrics),
         "images_with_boxes": int(metrics.has_boxes.sum()),
         "images_per_second": done.images_per_second,
+        "timing": done.timing,
         "left_out": [{"image": problem.record_id, "problem": str(problem)} for problem in done.left_out],
         "metrics": _metrics_content(result),
         "unboxed": None
@@ -204,15 +218,15 @@ def _rounded_curves(curves: Mapping[str, NDArray]) -> dict[str, list[float]]:
     return {name: [round(float(v), 4) for v in curve] for name, curve in curves.items()}
 
 
-def _csv_row(image: ImageResult, class_names: list[str]) -> dict[str, object]:
+def _csv_row(image: ImageResult, label_names: list[str], predicted_names: list[str]) -> dict[str, object]:
     """Boxes of the best class and of the ground-truth class."""
     best = image.top_classes[0]
     return {
         "image": image.name,
         "label": image.label,
-        "label_name": class_names[image.label],
+        "label_name": label_names[image.label],
         "predicted": best,
-        "predicted_name": class_names[best],
+        "predicted_name": predicted_names[best],
         "score": f"{image.top_scores[0]:.6f}",
         "top5": " ".join(map(str, image.top_classes)),
         **corner_columns(image.box),
@@ -234,13 +248,17 @@ def summary(done: SplitResult, folder: Path) -> str:
         figures = ", ".join(
             f"{METRIC_NAMES[name]} {done.unboxed.metrics[name].value:.2f}"
             for name in ("gt_known", "top1_loc")
+            if name in done.unboxed.metrics
         )
         lines.append(
             f"without boxes to choose by (protocol unboxed): {figures}; threshold {done.unboxed.choice}"
         )
     without = len(done.metrics) - int(done.metrics.has_boxes.sum())
     if without:
-        lines.append(f"{without} images have no box and count for classification only")
+        only = "are not judged" if done.metrics.foreign_classes else "count for classification only"
+        lines.append(f"{without} images have no box and {only}")
+    if done.classes_note:
+        lines.append(done.classes_note)
     if done.val_boxes_note:
         lines.append(done.val_boxes_note)
     if done.left_out:

@@ -1,20 +1,21 @@
-"""Runs side by side: what they reached, how they were configured, and whether they can be compared at all."""
+"""Runs side by side, and evaluations of other models: what they reached, how runs were configured, and whether the
+figures can be compared at all."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ..training.config import OPTIONS
-from .reading import Run
+from .reading import Evaluated, Run
 
 COMPARED = [name for name, option in OPTIONS.items() if option.metadata["compare"]]
-METRICS = ("top1_cls", "top1_loc", "gt_known", "max_box_acc_v2")
+METRICS = ("top1_cls", "top1_loc", "gt_known", "max_box_acc_v2")  # of the validation split
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,61 @@ class Summary:
 
 
 @dataclass(frozen=True)
+class Tested:
+    """The test split of one model, or of several that only their seed tells apart; None for an unfinished run."""
+
+    evaluations: list[dict[str, Any] | None]
+
+    @cached_property
+    def finished(self) -> list[dict[str, Any]]:
+        return [evaluation for evaluation in self.evaluations if evaluation is not None]
+
+    @cached_property
+    def figures(self) -> dict[str, Summary | None]:
+        """By name; GT-Known of the threshold that was chosen without boxes is `unboxed`."""
+        metrics = [(evaluation, evaluation["metrics"]) for evaluation in self.finished]
+        values = {
+            name: [_value(of, name) for _, of in metrics]
+            for name in ("top1_cls", "top1_loc", "gt_known", "max_box_acc", "max_box_acc_v2")
+        }
+        values["unboxed"] = [
+            _value((evaluation.get("unboxed") or {}).get("metrics", {}), "gt_known")
+            for evaluation, _ in metrics
+        ]
+        # The values of several rules have no mean.
+        values["threshold"] = (
+            [e["threshold"] for e in self.finished] if len(self.threshold_rules) == 1 else []
+        )
+        values["seconds_per_image"] = [_seconds_per_image(evaluation) for evaluation in self.finished]
+        return {name: Summary.of(found) for name, found in values.items()}
+
+    @cached_property
+    def threshold_rules(self) -> list[str]:
+        return _rules(self.finished)
+
+    @property
+    def baselines(self) -> dict[str, dict[str, float]]:
+        """What boxes that look at no image score, by name and metric; none if no run is finished."""
+        return self.finished[0]["baselines"] if self.finished else {}
+
+
+def _value(metrics: dict[str, Any], name: str) -> float | None:
+    return metrics.get(name, {}).get("value")
+
+
+def _rules(contents: Iterable[dict[str, Any]]) -> list[str]:
+    return sorted({rule for content in contents if (rule := content.get("threshold_rule"))})
+
+
+def _seconds_per_image(evaluation: dict[str, Any]) -> float | None:
+    """On a CPU the time of all cores together, without waiting for other programs; on a GPU that passed."""
+    timing = evaluation.get("timing")
+    if timing is None:
+        return None
+    return timing["cpu_seconds_per_image" if timing["device"] == "cpu" else "seconds_per_image"]
+
+
+@dataclass(frozen=True)
 class Group:
     """Runs of one configuration, in the order in which they were given."""
 
@@ -50,43 +106,28 @@ class Group:
     @cached_property
     def figures(self) -> dict[str, dict[str, Summary | None]]:
         """By split, `test` and `validation`, and metric; also `threshold`, and `epoch` of the validation."""
-        test: list[dict[str, Any]] = [run.evaluation or {} for run in self.runs]
         best: list[dict[str, Any]] = [run.best_epoch or {} for run in self.runs]
-        figures: dict[str, dict[str, Summary | None]] = {
-            "test": {name: Summary.of(_test_value(content, name) for content in test) for name in METRICS},
-            "validation": {name: Summary.of(row.get(name) for row in best) for name in METRICS},
-        }
-        for kind, contents in (("test", test), ("validation", best)):
-            one_rule = len(self.threshold_rules[kind]) == 1  # values of several have no mean
-            figures[kind]["threshold"] = (
-                Summary.of(c.get("threshold") for c in contents) if one_rule else None
-            )
-        figures["validation"]["epoch"] = Summary.of(row["epoch"] + 1 if row else None for row in best)
-        return figures
+        validation = {name: Summary.of(row.get(name) for row in best) for name in METRICS}
+        one_rule = len(self.threshold_rules["validation"]) == 1  # values of several have no mean
+        validation["threshold"] = Summary.of(row.get("threshold") for row in best) if one_rule else None
+        validation["epoch"] = Summary.of(row["epoch"] + 1 if row else None for row in best)
+        return {"test": self.test.figures, "validation": validation}
+
+    @cached_property
+    def test(self) -> Tested:
+        return Tested([run.evaluation for run in self.runs])
 
     @cached_property
     def threshold_rules(self) -> dict[str, list[str]]:
         """By split, the rules of the runs' thresholds."""
-        contents = {
-            "test": [run.evaluation or {} for run in self.runs],
-            "validation": [run.best_epoch or {} for run in self.runs],
-        }
-        return {
-            kind: sorted({rule for content in parts if (rule := content.get("threshold_rule"))})
-            for kind, parts in contents.items()
-        }
+        validation = _rules(run.best_epoch or {} for run in self.runs)
+        return {"test": self.test.threshold_rules, "validation": validation}
 
     @cached_property
     def images_per_second(self) -> Summary | None:
         """In training; of each run, the median epoch."""
         speeds = [[row["images_per_second"] or 0.0 for row in run.epochs] for run in self.runs]
         return Summary.of(statistics.median(values) if values else None for values in speeds)
-
-    @cached_property
-    def baselines(self) -> dict[str, dict[str, float]]:
-        """What boxes that look at no image score on the test split, by name and metric; none if unfinished."""
-        found = (run.evaluation["baselines"] for run in self.runs if run.evaluation is not None)
-        return next(found, {})
 
     @property
     def progress(self) -> str:
@@ -96,18 +137,44 @@ class Group:
         return span if done == [self.config.epochs] else f"{span} of {self.config.epochs}"
 
 
-def _test_value(evaluation: dict[str, Any], name: str) -> float | None:
-    return evaluation.get("metrics", {}).get(name, {}).get("value")
+@dataclass(frozen=True)
+class Row:
+    """A model that was evaluated by itself."""
+
+    name: str
+    evaluated: Evaluated
+
+    @cached_property
+    def test(self) -> Tested:
+        return Tested([self.evaluated.evaluation])
 
 
-def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """Runs that differ in their seed alone together, the others each by itself."""
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        values = run.config.as_dict()
-        groups.setdefault(repr([values[name] for name in COMPARED]), []).append(run)
-    names = short_names([run.path for run in runs])
-    return [Group(", ".join(names[run.path] for run in members), members) for members in groups.values()]
+@dataclass(frozen=True)
+class Comparison:
+    """What is put side by side; `names` tell the folders apart."""
+
+    groups: list[Group]
+    rows: list[Row]
+    names: dict[Path, str]
+
+    @property
+    def runs(self) -> list[Run]:
+        return [run for group in self.groups for run in group.runs]
+
+
+def make_comparison(folders: Sequence[Run | Evaluated]) -> Comparison:
+    """Runs that differ in their seed alone together, everything else each by itself."""
+    names = short_names([folder.path for folder in folders])
+    members: dict[str, list[Run]] = {}
+    rows = []
+    for folder in folders:
+        if isinstance(folder, Evaluated):
+            rows.append(Row(names[folder.path], folder))
+        else:
+            values = folder.config.as_dict()
+            members.setdefault(repr([values[name] for name in COMPARED]), []).append(folder)
+    groups = [Group(", ".join(names[run.path] for run in runs), runs) for runs in members.values()]
+    return Comparison(groups, rows, names)
 
 
 def short_names(paths: Sequence[Path]) -> dict[Path, str]:
@@ -131,39 +198,62 @@ def differences(groups: Sequence[Group]) -> dict[str, list[Any]]:
     return found
 
 
-def doubts(groups: Sequence[Group]) -> list[str]:
-    """Why the figures may not say which run is better, in sentences."""
-    runs = [run for group in groups for run in group.runs]
-    names = short_names([run.path for run in runs])
-
-    def varying(what: str, value: Callable[[Run], Any]) -> list[str]:
+def doubts(comparison: Comparison) -> list[str]:
+    """Why the figures may not say which model is better, in sentences."""
+    names, runs = comparison.names, comparison.runs
+    conditions = [(names[run.path], _conditions_of_run(run)) for run in runs]
+    conditions += [(row.name, _conditions_of_evaluation(row.evaluated)) for row in comparison.rows]
+    sentences = []
+    for what in dict.fromkeys(what for _, of in conditions for what in of):
         users: dict[Any, list[str]] = {}
-        for run in runs:
-            if (found := value(run)) is not None:
-                users.setdefault(found, []).append(names[run.path])
-        if len(users) < 2:
-            return []
-        return [f"{what}: " + ", ".join(f"{key} ({', '.join(of)})" for key, of in users.items())]
-
-    sentences = [
-        *varying("the data differ", lambda run: Path(run.config.data).name),
-        *varying("the training splits differ", lambda run: run.config.train_split),
-        *varying("the validation splits differ", lambda run: run.config.validation_name),
-        *varying("the test splits differ", lambda run: run.config.test_split),
-        *varying(
-            "the numbers of test images differ", lambda run: run.evaluation and run.evaluation["images"]
-        ),
-        *varying("the protocols differ", lambda run: run.config.protocol),
-        *varying("the fixed thresholds differ", lambda run: run.config.threshold),
-    ]
+        for name, of in conditions:
+            if (found := of.get(what)) is not None:
+                users.setdefault(found, []).append(name)
+        if len(users) > 1:
+            sentences.append(
+                f"{what} differ: " + ", ".join(f"{key} ({', '.join(of)})" for key, of in users.items())
+            )
     for run in runs:
         if run.evaluation is None:
             sentences.append(
                 f"{names[run.path]} is not finished: {len(run.epochs)} of {run.config.epochs} epochs, "
                 "and no test figures"
             )
-    for group in groups:
+    for group in comparison.groups:
         seeds = [run.config.seed for run in group.runs]
         if len(set(seeds)) < len(seeds):
             sentences.append(f"{group.name}: runs of one seed are no independent repetitions")
     return sentences
+
+
+def _conditions_of_run(run: Run) -> dict[str, Any]:
+    """What should be the same where figures are compared; None for what is not known."""
+    config = run.config
+    return {
+        "the data": Path(config.data).name,
+        "the training splits": config.train_split,
+        "the validation splits": config.validation_name,
+        "the test splits": config.test_split,
+        "the protocols": config.protocol,
+        "the fixed thresholds": config.threshold,
+        **({} if run.evaluation is None else _conditions_of_test(run.evaluation)),
+    }
+
+
+def _conditions_of_evaluation(evaluated: Evaluated) -> dict[str, Any]:
+    evaluation = evaluated.evaluation
+    return {
+        "the data": Path(evaluation["data"]).name,
+        "the test splits": evaluation["split"],
+        "the protocols": evaluation["protocol"],
+        **_conditions_of_test(evaluation),
+    }
+
+
+def _conditions_of_test(evaluation: dict[str, Any]) -> dict[str, Any]:
+    timing = evaluation.get("timing")
+    return {
+        "the numbers of test images": evaluation["images"],
+        "the precisions of the test": evaluation.get("amp") or "float32",
+        "the conditions of s/image": timing and f"{timing['device']}, threads: {timing['threads']}",
+    }

@@ -1,90 +1,115 @@
-"""A comparison of runs as text and as JSON."""
+"""A comparison as text and as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import yaml
 
-from .comparison import METRICS, Group, Summary, differences, doubts
+from .comparison import Comparison, Group, Row, Summary, differences, doubts
 
-HEADINGS = {
+VALIDATION_HEADINGS = {
     "top1_cls": "Top-1 cls",
     "top1_loc": "Top-1 loc",
     "gt_known": "GT-Known",
     "max_box_acc_v2": "MaxBoxAccV2",
     "threshold": "threshold",
 }
+TEST_HEADINGS = {
+    "top1_cls": "Top-1 cls",
+    "top1_loc": "Top-1 loc",
+    "gt_known": "GT-Known",
+    "unboxed": "unboxed",
+    "max_box_acc": "MaxBoxAcc",
+    "max_box_acc_v2": "MaxBoxAccV2",
+    "threshold": "threshold",
+    "seconds_per_image": "s/image",
+}
+DIGITS = {"threshold": 3, "seconds_per_image": 3}  # of others one
 # For Top-1 localisation a fixed box also depends on the run's classification.
 BASELINE_METRICS = ("gt_known", "max_box_acc_v2")
 
 
-def comparison_text(groups: Sequence[Group]) -> str:
+def comparison_text(comparison: Comparison) -> str:
     """The tables of the test split and of the best validation epochs, the differences and the doubts."""
-    parts = [_splits(groups, "test") + "\n\n" + table(_test_rows(groups))]
-    parts.append(_splits(groups, "validation") + "\n\n" + table(_validation_rows(groups)))
+    groups = comparison.groups
+    parts = [_test_title(comparison) + "\n\n" + table(_test_rows(comparison))]
+    if groups:
+        parts.append(_validation_title(groups) + "\n\n" + table(_validation_rows(groups)))
     differing = differences(groups)
     if differing:
         rows = [["", *(group.name for group in groups)]]
         rows += [[name, *map(_plain, values)] for name, values in differing.items()]
         parts.append("configuration, where it differs\n\n" + table(rows, align="<"))
-    elif len(groups) > 1 or len(groups[0].runs) > 1:
+    elif len(comparison.runs) > 1:
         parts.append("the configurations are the same")
     if any(len(group.runs) > 1 for group in groups):
         parts.append("± is the standard deviation over the runs that only their seed tells apart")
-    warnings = [f"warning: {sentence}" for sentence in doubts(groups)]
+    warnings = [f"warning: {sentence}" for sentence in doubts(comparison)]
     return "\n\n".join([*parts, "\n".join(warnings)] if warnings else parts)
 
 
-def _splits(groups: Sequence[Group], kind: str) -> str:
-    names = dict.fromkeys(
-        group.config.test_split if kind == "test" else group.config.validation_name for group in groups
-    )
-    what = "the model that was kept" if kind == "test" else "the epoch in which it was best"
-    return f"{kind} split ({', '.join(names)}), {what}"
+def _test_title(comparison: Comparison) -> str:
+    splits = [group.config.test_split for group in comparison.groups]
+    splits += [row.evaluated.evaluation["split"] for row in comparison.rows]
+    what = ["the model that was kept"] if comparison.groups else []
+    what += ["the models of evaluations"] if comparison.rows else []
+    return f"test split ({', '.join(dict.fromkeys(splits))}), {' and '.join(what)}"
 
 
-def _test_rows(groups: Sequence[Group]) -> list[list[str]]:
-    rows = [["", "method", "preset", "backbone", "seed", "epochs", *HEADINGS.values(), "images/s"]]
-    for group in groups:
+def _validation_title(groups: Sequence[Group]) -> str:
+    splits = dict.fromkeys(group.config.validation_name for group in groups)
+    return f"validation split ({', '.join(splits)}), the epoch in which it was best"
+
+
+def _test_rows(comparison: Comparison) -> list[list[str]]:
+    rows = [["", "method", "preset", "backbone", "seed", "epochs", *TEST_HEADINGS.values(), "images/s"]]
+    for group in comparison.groups:
         config = group.config
         seeds = ", ".join(str(run.config.seed) for run in group.runs)
         rows.append(
             [
                 *(group.name, config.method, config.preset, config.backbone, seeds, group.progress),
-                *_cells(group, "test"),
+                *_cells(TEST_HEADINGS, group.figures["test"], group.threshold_rules["test"], len(group.runs)),
                 _cell(group.images_per_second, len(group.runs), 1),
             ]
         )
-    # One row for all runs that were tested on the same images.
+    for row in comparison.rows:
+        figures = _cells(TEST_HEADINGS, row.test.figures, row.test.threshold_rules, 1)
+        backbone = row.evaluated.evaluation["backbone"]
+        rows.append([row.name, row.evaluated.method, "", backbone, "", "", *figures, ""])
+    # One row for all that were tested on the same images.
     seen: dict[tuple[Any, ...], list[str]] = {}
-    for group in groups:
-        for kind, scores in group.baselines.items():
-            seen.setdefault((kind, *(scores.get(name) for name in BASELINE_METRICS)), []).append(group.name)
+    tested: list[Group | Row] = [*comparison.groups, *comparison.rows]
+    for part in tested:
+        for kind, scores in part.test.baselines.items():
+            seen.setdefault((kind, *(scores.get(name) for name in BASELINE_METRICS)), []).append(part.name)
     for (kind, *values), names in seen.items():
         shared = len({key[1:] for key in seen if key[0] == kind}) == 1
         cells = dict(zip(BASELINE_METRICS, values, strict=True))
-        shown = ["" if cells.get(name) is None else f"{cells[name]:.1f}" for name in HEADINGS]
+        shown = ["" if cells.get(name) is None else f"{cells[name]:.1f}" for name in TEST_HEADINGS]
         rows.append([kind if shared else f"{kind} ({'; '.join(names)})", *[""] * 5, *shown, ""])
     return rows
 
 
 def _validation_rows(groups: Sequence[Group]) -> list[list[str]]:
-    rows = [["", "epoch", *HEADINGS.values()]]
+    rows = [["", "epoch", *VALIDATION_HEADINGS.values()]]
     for group in groups:
-        figures = group.figures["validation"]
-        rows.append([group.name, _cell(figures["epoch"], len(group.runs), 0), *_cells(group, "validation")])
+        figures, count = group.figures["validation"], len(group.runs)
+        cells = _cells(VALIDATION_HEADINGS, figures, group.threshold_rules["validation"], count)
+        rows.append([group.name, _cell(figures["epoch"], count, 0), *cells])
     return rows
 
 
-def _cells(group: Group, kind: str) -> list[str]:
-    figures, rules = group.figures[kind], group.threshold_rules[kind]
-    cells = {name: _cell(figures[name], len(group.runs), 1) for name in METRICS}
-    # A threshold is named with its rule; where the runs' rules differ, there is no mean.
-    value = [] if len(rules) > 1 else [_cell(figures["threshold"], len(group.runs), 3)]
-    cells["threshold"] = " ".join([", ".join(rules), *value]).strip()
-    return [cells[name] for name in HEADINGS]
+def _cells(
+    headings: Iterable[str], figures: Mapping[str, Summary | None], rules: Sequence[str], count: int
+) -> list[str]:
+    """The figures of `count` models under the headings."""
+    cells = {name: _cell(figures[name], count, DIGITS.get(name, 1)) for name in headings}
+    # A threshold is named with its rule; where the rules differ, there is no mean.
+    cells["threshold"] = ", ".join(rules) if len(rules) > 1 else " ".join([*rules, cells["threshold"]])
+    return list(cells.values())
 
 
 def _cell(figure: Summary | None, runs: int, digits: int) -> str:
@@ -112,10 +137,10 @@ def table(rows: Sequence[Sequence[str]], align: str = ">") -> str:
     return "\n".join(lines)
 
 
-def comparison_data(groups: Sequence[Group]) -> dict[str, Any]:
+def comparison_data(comparison: Comparison) -> dict[str, Any]:
     """The same for programs."""
 
-    def plain(figures: dict[str, Summary | None]) -> dict[str, Any]:
+    def plain(figures: Mapping[str, Summary | None]) -> dict[str, Any]:
         return {name: None if figure is None else figure.as_dict() for name, figure in figures.items()}
 
     return {
@@ -141,10 +166,25 @@ def comparison_data(groups: Sequence[Group]) -> dict[str, Any]:
                 **{kind: plain(figures) for kind, figures in group.figures.items()},
                 "threshold_rules": group.threshold_rules,
                 **plain({"images_per_second": group.images_per_second}),
-                "baselines": group.baselines,
+                "baselines": group.test.baselines,
             }
-            for group in groups
+            for group in comparison.groups
         ],
-        "differences": differences(groups),
-        "warnings": doubts(groups),
+        "evaluations": [
+            {
+                "name": row.name,
+                "folder": str(row.evaluated.path),
+                "method": row.evaluated.method,
+                "backbone": row.evaluated.evaluation["backbone"],
+                "protocol": row.evaluated.evaluation["protocol"],
+                "test": {
+                    name: None if figure is None else figure.mean for name, figure in row.test.figures.items()
+                },
+                "threshold_rule": row.evaluated.evaluation["threshold_rule"],
+                "baselines": row.test.baselines,
+            }
+            for row in comparison.rows
+        ],
+        "differences": differences(comparison.groups),
+        "warnings": doubts(comparison),
     }

@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 from PIL import Image
 
-from ..data import LocalizationDataset
+from ..data import DataSource, LocalizationDataset
 from ..data.images import load_image
 from ..errors import InputError
 from ..evaluation.boxes import locate, resize_map
@@ -24,7 +24,6 @@ from ..evaluation.predictor import Predictor
 from ..models import LocalizationModel
 from ..overlay import blend
 from ..threshold import threshold_to_use
-from .reading import Run
 
 Box = Sequence[float]  # x0, y0, x1, y1 in pixels of the image
 PANEL = 1.6  # inches, width of a panel
@@ -80,14 +79,18 @@ def choose_subjects(dataset: LocalizationDataset | None, wanted: Sequence[str]) 
     return subjects
 
 
-def images_of_run(
-    run: Run, model: LocalizationModel, wanted: Sequence[str], split: str | None, count: int
+def images_of_split(
+    source: DataSource, split: str, model: LocalizationModel | None, wanted: Sequence[str], count: int
 ) -> list[Subject]:
-    """The files and images of the split (the run's test split) that are `wanted`, or `count` of the split."""
+    """The files and images of the split that are `wanted`, or `count` of the split.
+
+    model: whose classes must be those of the data, if there is one.
+    """
     dataset = None
     if not wanted or not all(Path(word).is_file() for word in wanted):
-        dataset = run.config.source().split(split or run.config.test_split)
-        check_classes(model, dataset)
+        dataset = source.split(split)
+        if model is not None:
+            check_classes(model, dataset)
         # The middles of equal parts, so that they are of different classes where the data are in order.
         parts = min(count, len(dataset))
         wanted = wanted or [str((2 * part + 1) * len(dataset) // (2 * parts)) for part in range(parts)]
@@ -143,30 +146,31 @@ def maps_figure(results: Sequence[BlockMaps], class_names: Sequence[str]) -> Fig
         axes.set_axis_off()
     for row, result in enumerate(results):
         upper, lower = grid[2 * row], grid[2 * row + 1]
-        show_image(upper[0], result, None, "image")
+        image = result.subject.image
+        show_image(upper[0], image, None, "image")
         _write(lower[0], result, class_names)
         for block in range(blocks):
             if result.semantic:
-                show_image(upper[1 + block], result, result.semantic[block], f"$S^{{{block}}}$")
-            show_image(lower[1 + block], result, result.attention[block], f"$F^{{{block}}}$")
-        show_image(upper[-1], result, None, "box")
-        outline_boxes(upper[-1], result)
-        show_image(lower[-1], result, result.activation, "$F^0 S^0$" if result.semantic else "$F^0$")
+                show_image(upper[1 + block], image, result.semantic[block], f"$S^{{{block}}}$")
+            show_image(lower[1 + block], image, result.attention[block], f"$F^{{{block}}}$")
+        show_image(upper[-1], image, None, "box")
+        outline_boxes(upper[-1], result.subject.boxes, result.box)
+        show_image(lower[-1], image, result.activation, "$F^0 S^0$" if result.semantic else "$F^0$")
     return figure
 
 
-def outline_boxes(axes: Axes, result: BlockMaps) -> None:
+def outline_boxes(axes: Axes, truth: Sequence[Box], found: Box) -> None:
     """The true boxes in green and the one that was found in red, on axes in pixels of the image."""
-    for corners, colour in [*((box, TRUTH) for box in result.subject.boxes), (result.box, FOUND)]:
+    for corners, colour in [*((box, TRUTH) for box in truth), (found, FOUND)]:
         x0, y0, x1, y1 = corners
         outline = Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, edgecolor=colour, linewidth=1.8)
         axes.add_patch(outline)
 
 
-def show_image(axes: Axes, result: BlockMaps, values: NDArray | None, title: str) -> None:
+def show_image(axes: Axes, image: Image.Image, values: NDArray | None, title: str) -> None:
     """The image, with a map as heat over it, on axes in pixels of the image."""
-    width, height = result.subject.image.size
-    small = result.subject.image.copy()
+    width, height = image.size
+    small = image.copy()
     small.thumbnail(LARGEST)  # a photograph has many times the pixels of a panel
     picture = np.asarray(small)
     if values is not None:

@@ -1,14 +1,16 @@
-"""A run folder as data: configuration, logs and the evaluation of the test split."""
+"""Run folders and evaluation folders as data: configuration, logs and the evaluation of the test split."""
 
 from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..errors import InputError
+from ..evaluation.results import METRICS_FILE
 from ..training.config import TrainConfig, make_config
 from ..training.recipes import read_yaml
 
@@ -16,6 +18,8 @@ from ..training.recipes import read_yaml
 Row: TypeAlias = "dict[str, Any]"
 TEXT = ("threshold_rule",)
 EVALUATION = ("metrics", "baselines", "images", "threshold", "threshold_rule", "protocol")
+# What an evaluation says about its model; of a run's, the configuration is asked.
+MODEL = ("checkpoint", "backbone", "method", "map", "strategy", "mirror", "data", "split", "interpolation")
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,37 @@ class Run:
         return [_value(row, name, float("nan")) for row in self.epochs]
 
 
+@dataclass(frozen=True)
+class Evaluated:
+    """What `scm-fast evaluate --out` wrote: a model of whatever origin, on a split."""
+
+    path: Path
+    evaluation: dict[str, Any]  # metrics.json
+
+    @property
+    def foreign_classes(self) -> bool:
+        """Whether the model's classes were not those of the data."""
+        return self.evaluation.get("foreign_classes", False)
+
+    @property
+    def method(self) -> str:
+        """The method, and the map if it is not the method's own; the map alone of a classifier as it is."""
+        method, map_name = self.evaluation["method"], self.evaluation["map"]
+        own = map_name.removeprefix("of method ")
+        if own == map_name and not self.foreign_classes:
+            own = f"{method}, {map_name}"
+        return own + (", mirror" if self.evaluation["mirror"] else "")
+
+
+def read_folder(path: str | Path) -> Run | Evaluated:
+    """The run or the evaluation in a folder."""
+    path = Path(path)
+    metrics = path / METRICS_FILE
+    if metrics.is_file() and not (path / "config.yaml").is_file():
+        return Evaluated(path, _read_metrics(metrics, EVALUATION + MODEL))
+    return read_run(path)
+
+
 def read_run(path: str | Path) -> Run:
     """The run in a folder that train.py wrote, finished or not."""
     path = Path(path)
@@ -59,22 +94,25 @@ def read_run(path: str | Path) -> Run:
     if not (path / "config.yaml").is_file():
         raise InputError(f"{path}: not a run folder: train.py would have written config.yaml there")
     config = make_config(read_yaml(path / "config.yaml"), str(path / "config.yaml"))
-    metrics = path / "evaluation" / "metrics.json"
+    metrics = path / "evaluation" / METRICS_FILE
     return Run(
         path,
         config,
         _read_rows(path / "steps.csv"),
         _read_rows(path / "log.csv"),
-        _read_metrics(metrics) if metrics.is_file() else None,
+        _read_metrics(metrics, EVALUATION) if metrics.is_file() else None,
     )
 
 
-def _read_metrics(path: Path) -> dict[str, Any]:
+def _read_metrics(path: Path, needed: Sequence[str]) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
-        return {name: content[name] for name in EVALUATION}
-    except (ValueError, KeyError, TypeError) as error:
+    except ValueError as error:
         raise InputError(f"{path}: not the metrics of an evaluation ({error})") from error
+    if not isinstance(content, dict) or (missing := [name for name in needed if name not in content]):
+        what = f"no {', '.join(missing)}" if isinstance(content, dict) else "not a JSON object"
+        raise InputError(f"{path}: not the metrics of an evaluation ({what})")
+    return content
 
 
 def _read_rows(path: Path) -> list[Row]:

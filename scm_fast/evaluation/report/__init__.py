@@ -42,16 +42,19 @@ def write_report(path: Path, done: SplitResult, beside: Sequence[SplitResult] = 
         about=done.about,
         result=done.result,
         results=results,
-        val_boxes_note=done.val_boxes_note,
+        notes=[note for note in (done.classes_note, done.val_boxes_note) if note],
         unboxed=done.unboxed,
         left_out=done.left_out,
         images=len(done.metrics),
         metric_names=METRIC_NAMES,
         published=_published(done),
         charts=_charts(done),
-        confusion=confusion(table.label, table.top_class[:, 0], len(done.dataset.class_names)),
+        confusion=None
+        if done.metrics.foreign_classes
+        else confusion(table.label, table.top_class[:, 0], len(done.dataset.class_names)),
         cases=cases,
         class_names=done.dataset.class_names,
+        predicted_names=done.predicted_names,
         shown_classes=sorted({case.image.label for case in cases}),
     )
     with replacing(path) as partial:
