@@ -10,7 +10,7 @@ import numpy as np
 
 SIZE = 96  # pixels, width and height
 MARGIN = 18  # between the middle of a body and the frame
-BADGE_MARGIN = 9  # between the middle of a badge and the frame, so that every badge is whole
+BADGE_MARGIN = 10  # between the middle of a badge and the frame, so that every badge is whole
 TEXTURES = ("stripes", "checks", "spots")
 
 # cos and sin of 16 directions, times 1024, as integers.
@@ -177,7 +177,7 @@ def draw_badge(
     random: RandomStream, image: np.ndarray, place: tuple[int, int], disc: Colour, ring: Colour
 ) -> np.ndarray:
     """Draws a disc in a ring; gives the pixels that they cover, (SIZE, SIZE) bool."""
-    radius = random.integer(6, 9)
+    radius = random.integer(7, 10)
     window = _Window(*place, radius, radius)
     for colour, reach in ((ring, radius), (disc, radius * 6 // 10)):
         shade = [value + random.integer(-15, 16) for value in colour]

@@ -111,7 +111,7 @@ class DrawnSet:
 
 
 SETS = {
-    "synthetic": DrawnSet(0, CLASS_NAMES, {"train": 2400, "val": 300, "test": 1000}, draw_image),
+    "synthetic": DrawnSet(0, CLASS_NAMES, {"train": 3600, "val": 300, "test": 1000}, draw_image),
     "synthetic-pretraining": DrawnSet(
         1,
         [f"{hue} {TEXTURES[texture]}" for hue, texture in KINDS],
