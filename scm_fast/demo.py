@@ -40,7 +40,7 @@ METHODS = ("tscam", "scm")
 # Every step in a minute, with a network too small and too short a training to localise well.
 QUICK = {
     "backbone_options": {"patch_size": 16, "embed_dim": 48, "depth": 2, "num_heads": 2},
-    "pretraining": {"epochs": 1, "warmup_epochs": 0},
+    "pretraining": {"data": "synthetic-pretraining", "epochs": 1, "warmup_epochs": 0},
     "epochs": 1,
     "warmup_epochs": 0,
 }
@@ -83,9 +83,8 @@ def compare(config: TrainConfig, device: torch.device, say: Say) -> dict[str, di
     source, other = config.source(), first.source()
     say("1/6  drawing the built-in sets; all of it takes some minutes on two cores")
     for data, run in ((source, config), (other, first)):
-        for name in (run.train_split, run.val_split):
+        for name in (run.train_split, run.val_split, run.test_split):
             data.split(name)
-    source.split(config.test_split)
     evaluated = len(METHODS) * len(source.split(config.test_split)) + sum(
         len(source.split(name)) for name in (config.val_split, config.test_split)
     )
