@@ -52,7 +52,7 @@ slow-test: $(installed) ## the slow tests: kernels compiled for every target, an
 	@pytest $(PYTEST) -m compiled
 
 # The rule is what a file speaks of: starting processes, training and running whole commands take most of the time.
-quick = $(shell grep -LE 'subprocess|Trainer|train\(|main\(' tests/test_*.py)
+quick = $(shell grep -LE 'subprocess|spawn|Trainer|import (main|train)' tests/test_*.py)
 
 quick-test: $(installed) ## the quickest tests: no kernels, and no file that trains, runs commands or starts processes
 	@pytest $(PYTEST) -m "not slow" -k "not triton" $(quick)
