@@ -51,11 +51,11 @@ slow-test: $(installed) ## the slow tests: kernels compiled for every target, an
 	@echo "== tests of the kernels, compiled and emulated"
 	@pytest $(PYTEST) -m compiled
 
-# What runs in other processes, and the interpreter, takes most of the time.
-in_processes := $(patsubst %,--ignore tests/test_%.py,cli demo evaluate_cli kernel_traffic plot training_processes)
+# The rule is what a file speaks of: starting processes, training and running whole commands take most of the time.
+quick = $(shell grep -LE 'subprocess|spawn|Trainer|import (main|train)' tests/test_*.py)
 
-quick-test: $(installed) ## the quickest tests: no kernels, no commands in processes of their own
-	@pytest $(PYTEST) -m "not slow" -k "not triton" $(in_processes)
+quick-test: $(installed) ## the quickest tests: no kernels, and no file that trains, runs commands or starts processes
+	@pytest $(PYTEST) -m "not slow" -k "not triton" $(quick)
 
 lint: $(installed) ## formatting, lint and types
 	@echo "== ruff and mypy"

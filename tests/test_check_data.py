@@ -146,4 +146,4 @@ def test_unknown_split(tmp_path, check_data):
 def test_built_in_set(check_data):
     status, out, _ = check_data("synthetic", "--split", "val")
     assert status == 0
-    assert ["val", "500", "12", "500", "0", "0", "96", "96"] in [line.split() for line in out.splitlines()]
+    assert ["val", "300", "12", "300", "0", "0", "96", "96"] in [line.split() for line in out.splitlines()]

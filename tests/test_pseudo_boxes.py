@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -43,7 +44,8 @@ NAMES = {
 @pytest.fixture(scope="module", params=LAYOUTS)
 def data(request, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(synthetic, "COUNTS", {"train": 24, "val": 12, "test": 12})
+        few = replace(synthetic.SETS["synthetic"], counts={"train": 24, "val": 12, "test": 12})
+        patch.setitem(synthetic.SETS, "synthetic", few)
         yield LAYOUTS[request.param](tmp_path_factory.mktemp("data") / "set")
 
 

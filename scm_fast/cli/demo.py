@@ -3,10 +3,11 @@
   scm-fast demo
   scm-fast demo --out runs/mine --device cpu
 
-A small transformer learns classes from image labels alone, and then TS-CAM and SCM start from it with the same
-budget. You get what its attention and both methods find, in figures beside those of a centred box, a picture, and
-one report with all of them side by side, in the folder OUT. After a Ctrl-C, the same command goes on where it was;
-when all is done it tells the results again. For your own images: scm-fast train --help
+A small transformer learns to tell other classes apart, as published weights did, and then TS-CAM and SCM start from
+it with the same budget, on image labels alone. You get what its attention and both methods find, in figures beside
+those of a centred box, a picture, and one report with all of them side by side, in the folder OUT. After a Ctrl-C,
+the same command goes on where it was; when all is done it tells the results again. For your own images:
+scm-fast train --help
 """
 
 from __future__ import annotations
