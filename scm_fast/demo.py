@@ -30,7 +30,6 @@ from .evaluation.report.gallery import of_several
 from .files import replacing
 from .models import load_model
 from .training import TrainConfig, Trainer, make_config
-from .training.building import amp_dtype, build_model
 from .training.pretraining import pretraining_config
 from .training.recipes import BUILTIN, read_recipe
 from .training.run_folder import RunFolder
@@ -47,7 +46,6 @@ QUICK = {
 PICTURES = 6  # of maps.png
 EVALUATION_COST = 0.4  # of an image that is evaluated, in images that are trained on
 FIGURES = {"gt_known": "GT-Known", "top1_loc": "Top-1 localisation", "top1_cls": "classification"}
-OF_NO_CLASS = ("gt_known", "max_box_acc", "max_box_acc_v2", "mean_iou")  # of a map that all classes share
 CENTRE = "centred box"
 
 Say = Callable[[str], None]
@@ -103,8 +101,7 @@ def compare(config: TrainConfig, device: torch.device, say: Say) -> dict[str, di
         say(f"{number}/6  training {title}, {run.epochs} epochs{work.left()}")
         trainers.append(_train(run, device, source, work))
     say(f"5/6  evaluating all three on the test images{work.left()}")
-    untrained = make_config(config.as_dict() | weights | {"method": "cls"}, BUILTIN)
-    results = [_attention(untrained, source, device)]
+    results = [_attention(start, config, source, device)]
     results += [_evaluate(trainer, source, device) for trainer in trainers]
     say("6/6  drawing picture and report")
     _draw(out / "maps.png", results)
@@ -131,16 +128,13 @@ def _train(config: TrainConfig, device: torch.device, source: DataSource, work: 
     return trainer
 
 
-def _attention(config: TrainConfig, source: DataSource, device: torch.device) -> SplitResult:
-    """What the network to start from attends to, on the test split.
-
-    It knows other classes. A classifier of these would be random, so the figures that depend on one are left out.
-    """
-    model = build_model(config, source.split(config.train_split)).to(device).eval()
-    predictor = Predictor(model, device, amp=amp_dtype(config.amp, device), name=str(config.pretrained))
-    done = evaluate(predictor, source, replace(final_settings(config), report=True, all_maps=True))
-    shared = {name: metric for name, metric in done.result.metrics.items() if name in OF_NO_CLASS}
-    return replace(done, result=replace(done.result, metrics=shared))
+def _attention(start: Trainer, config: TrainConfig, source: DataSource, device: torch.device) -> SplitResult:
+    """What the network to start from, which knows other classes, attends to on the test split."""
+    kept = start.folder.path / start.kept_model()
+    predictor = Predictor(
+        load_model(kept).to(device), device, amp=start.amp, name=str(kept), foreign_classes=True
+    )
+    return evaluate(predictor, source, replace(final_settings(config), report=True, all_maps=True))
 
 
 def _evaluate(trainer: Trainer, source: DataSource, device: torch.device) -> SplitResult:
