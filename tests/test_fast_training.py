@@ -209,3 +209,15 @@ class TestSmallImages:
     def test_mistakes(self, trainer, options, message):
         with pytest.raises(InputError, match=message):
             trainer(**options)
+
+
+def test_a_run_that_knew_nothing_of_an_option_is_resumed(trainer):
+    run = trainer()
+    run.train_epoch()
+    run.save()
+    file = run.folder.path / "config.yaml"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(line for line in lines if not line.startswith("layer_decay")))
+    assert trainer(resume="auto").step == 4
+    with pytest.raises(InputError, match=r"another run: layer_decay was 1\.0 and is now 0\.5"):
+        trainer(resume="auto", layer_decay=0.5)

@@ -29,7 +29,7 @@ from ..errors import InputError
 from ..files import readable_size, replacing
 from ..models import LocalizationModel, save_model
 from ..models.weights import read_file
-from .config import OPTIONS, TrainConfig
+from .config import OPTIONS, TrainConfig, make_config
 from .lock import RunLock
 from .recipes import read_yaml
 
@@ -81,14 +81,16 @@ class RunFolder:
             )
 
     def _check_same_run(self, config: TrainConfig) -> None:
-        before, now = read_yaml(self.path / "config.yaml"), config.as_dict()
-        if before.get("epochs") != now["epochs"]:
+        file = self.path / "config.yaml"
+        # An option that the run knew nothing of has its default, as it had then.
+        before, now = make_config(read_yaml(file), str(file)).as_dict(), config.as_dict()
+        if before["epochs"] != now["epochs"]:
             self._check_extension(before, config)
             before["epochs"] = now["epochs"]
         changed = [
-            f"{name} was {before.get(name)!r} and is now {now[name]!r}"
+            f"{name} was {before[name]!r} and is now {now[name]!r}"
             for name in now
-            if not OPTIONS[name].metadata["resume"] and before.get(name) != now[name]
+            if not OPTIONS[name].metadata["resume"] and before[name] != now[name]
         ]
         if changed:
             raise InputError(
