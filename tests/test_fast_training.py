@@ -135,17 +135,14 @@ def test_label_smoothing(trainer):
 class TestAverage:
     DECAY = 0.8
 
-    def test_it_is_what_is_kept(self, trainer, monkeypatch):
+    def test_it_is_what_is_kept(self, trainer):
         run = trainer(average=self.DECAY, epochs=1)
         seen = [{name: value.clone() for name, value in run.model.named_parameters()}]
-        step = run.optimizer.step
-
-        def recorded(*args, **kwargs):
-            done = step(*args, **kwargs)
-            seen.append({name: value.detach().clone() for name, value in run.model.named_parameters()})
-            return done
-
-        monkeypatch.setattr(run.optimizer, "step", recorded)
+        run.optimizer.register_step_post_hook(
+            lambda *_: seen.append(
+                {name: value.detach().clone() for name, value in run.model.named_parameters()}
+            )
+        )
         run.fit()
         assert len(seen) == 5
         expected = seen[0]
