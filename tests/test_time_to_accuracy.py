@@ -2,6 +2,7 @@
 
 import csv
 import json
+from pathlib import Path
 
 import pytest
 import time_to_accuracy
@@ -11,7 +12,8 @@ from safetensors.torch import save_file
 from training_runs import CONFIG
 
 from scm_fast import InputError, create_model
-from scm_fast.training import Trainer
+from scm_fast.training import Trainer, make_config
+from scm_fast.training.recipes import read_recipe
 
 
 @pytest.fixture
@@ -85,3 +87,11 @@ def test_a_finished_run_is_not_timed_again(run):
     run("--gt-known", "101")
     with pytest.raises(InputError, match=r"small-0: this run has come to its end before; give --out another"):
         run("--gt-known", "101")
+
+
+def test_the_recipe_that_others_are_timed_against():
+    """The paper's calibration with the official optimiser, as the command of docs/results.md has it."""
+    file = Path(time_to_accuracy.__file__).parent / "scm_ten_epochs.yaml"
+    config = make_config(read_recipe(str(file)), str(file))
+    assert (config.method, config.weight_decay, config.lr) == ("scm", 0.05, 5e-5)
+    assert config.calibration == {"iterations": 4, "detach_init": False}
