@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from data_folders import write_cub
 from safetensors.torch import load_file
+from training_runs import CONFIG
 
 from scm_fast import InputError, create_model, load_model
 from scm_fast.models.layers import freeze_blocks, parameter_layers
@@ -16,19 +17,7 @@ from scm_fast.training.optimization import build_optimizer
 
 CPU = torch.device("cpu")
 BACKBONE = {"patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 2}
-TINY = {
-    "backbone": "vit_tiny_patch16_224",
-    "backbone_options": BACKBONE,
-    "pretrained": False,
-    "image_size": 32,
-    "epochs": 2,
-    "warmup_epochs": 0,
-    "global_batch": 5,
-    "lr": 1e-3,
-    "workers": 0,
-    "device": "cpu",
-    "report": False,
-}
+TINY = CONFIG | {"backbone_options": BACKBONE, "checkpoint_steps": 500}
 
 
 @pytest.fixture(scope="module")
