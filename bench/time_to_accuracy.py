@@ -35,6 +35,7 @@ from scm_fast.files import replacing
 from scm_fast.runs.comparison_output import table
 from scm_fast.training import TrainConfig, Trainer, make_config
 from scm_fast.training.recipes import read_recipe
+from scm_fast.training.stopping import Diverged, Interrupted
 
 GT_KNOWN, TOP1_LOC = 88.5, 46.5  # percent: what the paper's calibration has after three epochs of its recipe
 NEVER = 10**9  # checkpoints between epochs: time is counted in whole epochs
@@ -80,19 +81,28 @@ def time_run(config: TrainConfig, recipe: str, marks: tuple[float, float], to_th
     trainer = Trainer(config, torch.device("cpu"))
     clock = trainer.folder.path / "core_seconds.json"
     # Seconds by the number of epochs they were spent on: one that was stopped in its evaluation is trained again.
-    spent = json.loads(clock.read_text()) if trainer.loader.epoch else {"0": 0.0}
+    spent = {"0": 0.0}
+    if trainer.step:
+        if not clock.is_file():
+            raise InputError(
+                f"{clock}: not there, so the time of this run is not known; give --out another folder"
+            )
+        spent = json.loads(clock.read_text())
     values: dict[str, float] = {}
     reached = False
     with contextlib.closing(trainer.logs), trainer.stop:
         while trainer.loader.epoch < config.epochs and (to_the_end or not reached):
-            begin = time.process_time()
-            trainer.train_epoch()
-            seconds = time.process_time() - begin
-            spent[str(trainer.loader.epoch)] = spent[str(trainer.loader.epoch - 1)] + seconds
-            with replacing(clock) as partial:
-                partial.write_text(json.dumps(spent))
+            begin, before = time.process_time(), spent[str(trainer.loader.epoch)]
+            try:
+                trainer.train_epoch()
+            finally:  # a run that a signal stops goes on after its last step: what it took until there counts
+                spent[str(trainer.loader.epoch)] = before + time.process_time() - begin
+                with replacing(clock) as partial:
+                    partial.write_text(json.dumps(spent))
             result = trainer.validate_epoch()
             values = {name: metric.value for name, metric in result.metrics.items()}
+            if "gt_known" not in values:
+                raise InputError(f"{config.data}: its test images have no boxes to measure with")
             reached = values["gt_known"] >= marks[0] and values["top1_loc"] >= marks[1]
     if not values:
         raise InputError(
@@ -144,6 +154,9 @@ def main() -> None:
     parser.add_argument("--to-the-end", action="store_true", help="train all epochs of the recipes")
     parser.add_argument("--set", default="{}", help="further options of all recipes, as '{amp: bf16}'")
     args = parser.parse_args()
+    further = yaml.safe_load(args.set)
+    if not isinstance(further, dict):
+        parser.error(f"--set {args.set!r}: expected options as '{{amp: bf16}}'")
     rows = []
     for seed in args.seeds:
         for recipe in args.recipes:
@@ -160,7 +173,7 @@ def main() -> None:
                 "resume": "auto",
                 "out": str(args.out / f"{Path(recipe).stem}-{seed}"),
             }
-            config = make_config(read_recipe(recipe) | yaml.safe_load(args.set) | given, recipe)
+            config = make_config(read_recipe(recipe) | further | given, recipe)
             rows.append(time_run(config, Path(recipe).stem, (args.gt_known, args.top1_loc), args.to_the_end))
             write_rows(args.out / "time_to_accuracy.csv", rows)
     print(text(rows))
@@ -169,5 +182,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except InputError as error:
+    except (InputError, Interrupted, Diverged) as error:
         sys.exit(f"{Path(__file__).name}: {error}")

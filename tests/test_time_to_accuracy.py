@@ -2,6 +2,7 @@
 
 import csv
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from training_runs import CONFIG
 from scm_fast import InputError, create_model
 from scm_fast.training import Trainer, make_config
 from scm_fast.training.recipes import read_recipe
+from scm_fast.training.stopping import Interrupted
 
 
 @pytest.fixture
@@ -81,6 +83,33 @@ def test_a_stopped_run_goes_on_with_its_clock(run, tmp_path, monkeypatch):
     (row,) = run("--gt-known", "101")
     assert row["epochs"] == "3"
     assert 100 < float(row["core_minutes"]) < 110
+
+
+def test_a_run_that_a_signal_stops_keeps_the_time_of_its_steps(run, tmp_path, monkeypatch):
+    step = Trainer._optimizer_step
+
+    def signalled(trainer, *args):
+        trainer.stop.number = signal.SIGTERM * (trainer.step == 1)
+        return step(trainer, *args)
+
+    monkeypatch.setattr(Trainer, "_optimizer_step", signalled)
+    with pytest.raises(Interrupted, match="after step 2"):
+        run("--gt-known", "101")
+    clock = tmp_path / "out" / "small-0" / "core_seconds.json"
+    assert json.loads(clock.read_text())["0"] > 0
+    clock.write_text(json.dumps({"0": 6000.0}))
+    (row,) = run("--gt-known", "101")
+    assert (row["epochs"], row["steps"]) == ("3", "12")
+    assert 100 < float(row["core_minutes"]) < 110
+
+
+def test_a_run_without_its_clock(run, tmp_path):
+    run("--gt-known", "0", "--top1-loc", "0")
+    (tmp_path / "out" / "small-0" / "core_seconds.json").unlink()
+    with pytest.raises(
+        InputError, match=r"core_seconds\.json: not there, so the time of this run is not known"
+    ):
+        run("--gt-known", "101")
 
 
 def test_a_finished_run_is_not_timed_again(run):
