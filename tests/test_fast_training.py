@@ -196,6 +196,15 @@ class TestSmallImages:
         with pytest.raises(InputError, match=message):
             trainer(**options)
 
+    @pytest.mark.parametrize("backbone", ["conformer_small_patch16", "beit_base_patch16_224"])
+    def test_networks_of_one_size(self, trainer, backbone):
+        options = {"image_size": 224, "backbone": backbone, "backbone_options": {}}
+        with pytest.raises(
+            InputError,
+            match=f"'{backbone}' takes images of one size only: no dynamic_img_size, and no small_size",
+        ):
+            trainer(small_size=160, small_epochs=1, **options)
+
 
 def test_a_run_that_knew_nothing_of_an_option_is_resumed(trainer):
     run = trainer()

@@ -29,6 +29,14 @@ def _not_covered(name: str, why: str) -> InputError:
     return InputError(f"backbone {name!r} cannot be used: {why}. Families that work: {families_text()}")
 
 
+def _refused(name: str, error: TypeError) -> InputError:
+    if "dynamic_img_size" in str(error):
+        return InputError(
+            f"backbone {name!r} takes images of one size only: no dynamic_img_size, and no small_size in training"
+        )
+    return InputError(f"backbone {name!r} does not accept these options: {error}")
+
+
 def build_backbone(
     name: str,
     num_classes: int,
@@ -49,7 +57,10 @@ def build_backbone(
                 f"{name} is not on timm's hub: give pretrained= the path of the authors' .pth file"
             )
         given = {"num_classes": num_classes, **options}
-        return own[name].kinds[0](**{**own[name].variants[name], **given})
+        try:
+            return own[name].kinds[0](**{**own[name].variants[name], **given})
+        except TypeError as error:
+            raise _refused(name, error) from error
     if not timm.is_model(name.split(".")[0]):
         known = [*timm.list_models(), *own]
         near = [other for other in known if other.startswith(name)][:4]
@@ -65,7 +76,7 @@ def build_backbone(
     except TypeError as error:
         # Swin, ResNet, ... do not know img_size or an option: say first that they would not do anyway.
         check_backbone(name, timm.create_model(name, num_classes=0))
-        raise InputError(f"backbone {name!r} does not accept these options: {error}") from error
+        raise _refused(name, error) from error
     except (OSError, RuntimeError) as error:
         if not pretrained:
             raise

@@ -73,8 +73,10 @@ class RunFolder:
                 config.save(partial)
         except OSError as error:
             raise InputError(f"{self.path}: the run folder cannot be written ({error.strerror})") from error
-        # Weights and two moments in checkpoint.pt, which is replaced by a second one; three models.
-        needed, free = model_bytes * 9, shutil.disk_usage(self.path).free
+        # Weights, two moments and the average if there is one in checkpoint.pt, which is replaced by a second one;
+        # three models.
+        copies = 2 * (3 + (config.average > 0)) + 3
+        needed, free = model_bytes * copies, shutil.disk_usage(self.path).free
         if free < needed:
             raise InputError(
                 f"{self.path}: checkpoints need {readable_size(needed)}, and {readable_size(free)} are free"
