@@ -1,7 +1,7 @@
 #!/bin/sh
 # Every method at one budget on CUB: DeiT-Tiny, three epochs of batches of 32, the same optimiser at a rate that stays;
-# SAT also at its own rate. Then the maps of the same weights without any training. What is finished is left as it is, and a run
-# that was stopped goes on. `scm-fast compare runs/methods/*` prints the table.
+# SAT also at its own rate. Then the maps of the same weights without any training. What is finished is left as it is,
+# and a run that was stopped goes on. `scm-fast compare runs/methods/*` prints the table.
 #     configs/methods.sh CUB_200_2011 deit_tiny.safetensors runs/methods [further options of train.py]
 #     configs/methods.sh CUB_200_2011 true runs/methods                      weights of timm's hub
 set -eu

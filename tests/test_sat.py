@@ -19,7 +19,7 @@ SMALL = {"embed_dim": 48, "depth": 5, "num_heads": 3}
 AREA = 0.3
 
 
-def make_model(name="deit_tiny_patch16_224", classes=5, area=AREA, **options):
+def make_model(name="deit_tiny_patch16_224", classes=5, area=AREA, fusion="mean", **options):
     torch.manual_seed(0)
     model = create_model(
         name,
@@ -27,7 +27,7 @@ def make_model(name="deit_tiny_patch16_224", classes=5, area=AREA, **options):
         "sat",
         image_size=(48, 80),
         backbone_options=SMALL,
-        method_options={"area": area},
+        method_options={"area": area, "fusion": fusion},
         **options,
     ).double()
     with torch.no_grad():
@@ -37,7 +37,7 @@ def make_model(name="deit_tiny_patch16_224", classes=5, area=AREA, **options):
 
 
 def literal(model, images):
-    """logits, masks (B, H, W)"""
+    """logits, the three blocks' masks, each (B, H, W)"""
     network, masks = model.backbone, []
     x = network._pos_embed(network.patch_embed(images))
     token = (model.spatial_token.token + model.spatial_token.position).expand(len(images), 1, -1)
@@ -57,8 +57,8 @@ def literal(model, images):
     x = network.norm(x)
     prefix = network.num_prefix_tokens
     patches = x[:, prefix:-1].transpose(1, 2).reshape(len(x), -1, 3, 5)
-    mask = sum(masks) / 3
-    return model.head(patches).mean((2, 3)), mask[:, prefix:-1].reshape(-1, 3, 5)
+    masks = [mask[:, prefix:-1].reshape(-1, 3, 5) for mask in masks]
+    return model.head(patches).mean((2, 3)), masks
 
 
 def literal_terms(mask):
@@ -92,7 +92,8 @@ def test_sat_equals_the_literal_network(name):
     loss = F.cross_entropy(got.logits, labels) + sum(got.terms.values())
     found = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
 
-    logits, mask = literal(model, images)
+    logits, masks = literal(model, images)
+    mask = sum(masks) / 3
     terms = literal_terms(mask)
     loss = F.cross_entropy(logits, labels) + sum(terms.values())
     expected = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
@@ -107,6 +108,19 @@ def test_sat_equals_the_literal_network(name):
     torch.testing.assert_close(localization.attention, mask, **exactly)
     torch.testing.assert_close(localization.logits, logits, **exactly)
     assert torch.equal(localization.activation_map(labels), localization.attention)  # whatever the class
+
+
+def test_the_product_of_the_masks_is_cut_and_their_mean_trained():
+    model = make_model()
+    product = make_model(fusion="product")
+    images = torch.randn(3, 3, 48, 80, dtype=torch.float64)
+    logits, (first, second, third) = literal(model, images)
+    localization = product.eval()(images)
+    torch.testing.assert_close(localization.attention, first * second * third, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(localization.logits, logits, rtol=1e-8, atol=1e-10)
+    got, expected = product.train()(images), model.train()(images)
+    assert torch.equal(got.logits, expected.logits)
+    assert all(torch.equal(got.terms[name], expected.terms[name]) for name in expected.terms)
 
 
 def test_no_attention_matrix_is_kept_in_training():
@@ -145,7 +159,7 @@ def test_the_token_does_not_decay():
 def test_the_calibration_takes_the_mask():
     model = make_model(calibration={"num_blocks": 2, "iterations": 3}).train()
     images = torch.randn(2, 3, 48, 80, dtype=torch.float64)
-    _, mask = literal(model, images)
+    mask = sum(literal(model, images)[1]) / 3
     semantic = model.head(model.method.features(model, images).patches)
     torch.testing.assert_close(model(images).logits, model.calibration(semantic, mask).logits)
     with pytest.raises(InputError, match="inference copy"):
@@ -168,10 +182,14 @@ def test_a_backbone_without_a_place_for_the_token_is_refused(name):
 
 
 def test_wrong_options_are_named():
-    with pytest.raises(InputError, match="method 'sat' has no option aera; it has area"):
+    with pytest.raises(InputError, match="method 'sat' has no option aera; it has area, fusion"):
         create_model("deit_tiny_patch16_224", 5, "sat", method_options={"aera": 0.3})
     with pytest.raises(InputError, match="method 'sat': area: input should be less than 1, got 2"):
         create_model("deit_tiny_patch16_224", 5, "sat", method_options={"area": 2})
+    with pytest.raises(
+        InputError, match="method 'sat': fusion: input should be 'mean' or 'product', got 'sum'"
+    ):
+        create_model("deit_tiny_patch16_224", 5, "sat", method_options={"fusion": "sum"})
     with pytest.raises(InputError, match="method 'tscam' has no option area; it has none"):
         create_model("deit_tiny_patch16_224", 5, "tscam", method_options={"area": 0.3})
     with pytest.raises(InputError, match="masks 3 blocks"):

@@ -3,7 +3,8 @@
     loss = cross-entropy + |mean(M) - area| + mean(G (1 - G)),   G = smooth(M)
 
 M (B, H, W) is the mean over the last three blocks of the token's mask on the patches. The first term asks for a
-mask of a given share of the image, the second for one that is 0 or 1.
+mask of a given share of the image, the second for one that is 0 or 1. The map is M, or the product of the three masks:
+what all of them let through.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -41,7 +42,9 @@ NAMES = {"loc_token": "spatial_token.token", "loc_embed": "spatial_token.positio
 
 @register
 class Sat(Method):
-    """area: the share of the image that an object takes, 0.25 for CUB and 0.35 for ILSVRC in the paper."""
+    """area: the share of the image that an object takes, 0.25 for CUB and 0.35 for ILSVRC in the paper.
+    fusion: what the blocks' masks make the map by; training has their mean in either case.
+    """
 
     name = "sat"
     title = "SAT"
@@ -49,6 +52,7 @@ class Sat(Method):
     has_semantic = False
 
     area: Annotated[float, Field(gt=0, lt=1)] = 0.25
+    fusion: Literal["mean", "product"] = "mean"
 
     def calibrates(self, calibration: Mapping[str, Any]) -> bool:
         """If it is asked for: then the mask takes the place of the attention map in SCM's calibration."""
@@ -71,14 +75,15 @@ class Sat(Method):
         return {"head": head, "spatial_token": SpatialToken(embed_dim)}
 
     def features(self, model: LocalizationModel, images: Tensor) -> Features:
-        """With the mask as their own map."""
+        """With the mask as their own map: in training what the loss terms and the calibration take, else what is cut."""
         with record(MASKS) as masks:
             architecture, token = architecture_of(model.backbone), cast(SpatialToken, model.spatial_token)()
             features = architecture.features_appending(model.backbone, images, token)
         height, width = features.patches.shape[-2:]
         patches = slice(-1 - height * width, -1)  # between the first tokens and the spatial one
-        mask = torch.stack(masks).mean(0)[:, patches].unflatten(1, (height, width))
-        return features._replace(own_map=mask)
+        stacked = torch.stack(masks)
+        mask = stacked.prod(0) if self.fusion == "product" and not model.training else stacked.mean(0)
+        return features._replace(own_map=mask[:, patches].unflatten(1, (height, width)))
 
     def train(self, model: LocalizationModel, features: Features) -> TrainingOutput:
         assert features.own_map is not None
