@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -134,6 +134,13 @@ def on_first(function: Any, *arguments: Any) -> Any:
     if isinstance(result, InputError):
         raise result
     return result
+
+
+def copy_of_first(tensors: Iterable[torch.Tensor]) -> None:
+    """Give every process the first one's tensors, in place."""
+    if world_size() > 1:
+        for tensor in tensors:
+            dist.broadcast(tensor, src=0)
 
 
 def mean_of_means(mean: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,8 @@
 import pytest
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
 
 from scm_fast import InputError, distributed
 from scm_fast.errors import LostProcess
@@ -53,6 +55,26 @@ def test_without_torchrun():
     assert distributed.start_processes("cpu", 60) == torch.device("cpu")
     assert (distributed.rank(), distributed.world_size(), distributed.gather("x")) == (0, 1, ["x"])
     assert distributed.sum_over_processes(1, 2.5) == [1.0, 2.5]
+
+
+def _statistics_of_two(rank: int, store: str, found: dict) -> None:
+    """Of a batch norm in training, which sees other numbers in each process."""
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+    norm = nn.BatchNorm1d(3)
+    norm(torch.arange(12.0).reshape(4, 3) * (1 + rank))
+    own = norm.running_mean.clone()
+    distributed.copy_of_first(norm.buffers())
+    found[rank] = own.tolist(), norm.running_mean.tolist(), norm.num_batches_tracked.item()
+    dist.destroy_process_group()
+
+
+def test_every_process_has_the_first_ones_statistics(tmp_path):
+    with mp.Manager() as manager:
+        shared = manager.dict()
+        mp.spawn(_statistics_of_two, (f"file://{tmp_path}/store", shared), nprocs=2)
+        found = dict(shared)
+    assert found[0][0] != found[1][0]
+    assert found[1][1:] == found[0][1:] == (found[0][0], 1)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from scm_fast.models.layers import freeze_blocks, parameter_layers
 from scm_fast.training import Trainer, make_config
 from scm_fast.training.average import WARMUP
 from scm_fast.training.optimization import build_optimizer
+from scm_fast.training.pretraining import pretraining_config
 
 CPU = torch.device("cpu")
 BACKBONE = {"patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 2}
@@ -100,6 +101,27 @@ class TestFrozenBlocks:
         model.backbone.blocks[2].register_full_backward_hook(lambda *_: entered.append(2))
         model(torch.randn(2, 3, 32, 32)).logits.sum().backward()
         assert entered == [2]
+
+    def test_with_a_token_of_sat_their_own_gradients_are_spared(self):
+        model = model_of("sat").train()
+        freeze_blocks(model, 1)
+        model(torch.randn(2, 3, 32, 32)).logits.sum().backward()
+        assert all(parameter.grad is None for parameter in model.backbone.blocks[0].parameters())
+        assert model.spatial_token.token.grad is not None
+
+    @pytest.mark.parametrize("name", ["vit_base_patch16_clip_224", "beit_base_patch16_224"])
+    def test_norms_belong_where_they_are(self, name):
+        layers = parameter_layers(create_model(name, 3, "tscam", backbone_options={"depth": 3}))
+        own = {name.removeprefix("backbone."): layer for name, layer in layers.items()}
+        assert max(own.values()) == 3
+        assert own.get("norm_pre.weight", 0) == 0
+        assert all(own[norm] == 3 for norm in ("norm.weight", "fc_norm.weight") if norm in own)
+        assert {"norm_pre.weight", "fc_norm.weight"} & own.keys()
+
+    def test_pretraining_trains_all_of_them(self):
+        config = make_config({**TINY, "pretraining": {"epochs": 1}, "frozen_blocks": 1}, "test")
+        assert pretraining_config(config).frozen_blocks is None
+        assert config.frozen_blocks == 1
 
     def test_all_of_them(self, trainer):
         with pytest.raises(InputError, match=r"frozen_blocks: 3 of 3 blocks leaves none to train; at most 2"):
@@ -196,14 +218,21 @@ class TestSmallImages:
         with pytest.raises(InputError, match=message):
             trainer(**options)
 
-    @pytest.mark.parametrize("backbone", ["conformer_small_patch16", "beit_base_patch16_224"])
-    def test_networks_of_one_size(self, trainer, backbone):
+    def test_networks_of_one_size(self, trainer):
+        backbone = "beit_base_patch16_224"
         options = {"image_size": 224, "backbone": backbone, "backbone_options": {}}
         with pytest.raises(
             InputError,
             match=f"'{backbone}' takes images of one size only: no dynamic_img_size, and no small_size",
         ):
             trainer(small_size=160, small_epochs=1, **options)
+
+    def test_a_network_without_positions_needs_no_option(self, trainer):
+        small = {"depth": 3, "embed_dim": 96, "num_heads": 3}
+        options = {"image_size": 64, "backbone": "conformer_tiny_patch16", "backbone_options": small}
+        run = trainer(small_size=32, small_epochs=1, epochs=1, **options)
+        run.train_epoch()
+        assert run.model.config.backbone_options == small
 
 
 def test_a_run_that_knew_nothing_of_an_option_is_resumed(trainer):

@@ -133,3 +133,16 @@ def test_it_starts_from_the_weights_of_a_classifier(tmp_path, caplog):
     )
     theirs = load_model(tmp_path).backbone.state_dict()
     assert all(torch.equal(value, theirs[name]) for name, value in model.backbone.state_dict().items())
+
+
+@pytest.mark.parametrize("method", ["lctr", "scm"])
+def test_others_start_from_its_weights(tmp_path, caplog, method):
+    options = {"image_size": 48, "backbone_options": SMALL}
+    save_model(create_model("deit_tiny_patch16_224", 5, "lctr", **options), tmp_path)
+    theirs = load_model(tmp_path).state_dict()
+    ours = create_model("deit_tiny_patch16_224", 5, method, pretrained=tmp_path, **options).state_dict()
+    same = {name for name in ours if name in theirs and torch.equal(ours[name], theirs[name])}
+    expected = {name for name in ours if method == "lctr" or name.startswith("backbone.")}
+    assert same >= expected
+    dropped = "its classifier head (4, 5, 48, 3, 3) is dropped, the model's is (5, 48, 3, 3) and starts anew"
+    assert (dropped in caplog.text) == (method == "scm")

@@ -191,6 +191,18 @@ def test_every_map_serves_every_method_through_the_predictor(method, name):
         torch.testing.assert_close(mirrored, turned.flip(-1), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", map_names())
+def test_maps_in_bf16_are_near_those_in_float32(name):
+    model = make_model().float()
+    images = images_for(model).float()
+    whole, half = (
+        Predictor(model, torch.device("cpu"), map=name, amp=amp)(images, lambda logits: CLASSES)[1].float()
+        for amp in (None, torch.bfloat16)
+    )
+    if name != "tokencut":  # of either sign
+        assert (whole - half).norm() < 0.1 * whole.norm()
+
+
 def test_wrong_maps_are_named():
     with pytest.raises(
         InputError, match=r"map must be one of attention, chefer, gradcam.*did you mean 'rollout'"

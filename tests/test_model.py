@@ -258,6 +258,7 @@ def test_deep_copies_are_independent():
     ({"calibration": "dense"}, "calibration must be a mapping of keywords"),
     ({"method": "tscam", "calibration": {"iterations": 3}}, "method 'tscam' has no calibration, so iterations"),
     ({"backbone": "conformer_small_patch16", "pretrained": True}, "not on timm's hub"),
+    ({"backbone_options": {"num_heads": 5}}, "does not accept these options: dim should be divisible"),
 ])  # fmt: skip
 def test_wrong_arguments_are_named(arguments, message):
     with pytest.raises(InputError, match=message):

@@ -196,7 +196,7 @@ def test_wrong_options_are_named():
         create_model("deit_tiny_patch16_224", 5, "sat", backbone_options={"depth": 2})
 
 
-def test_a_model_comes_back_from_its_folder(tmp_path):
+def test_a_model_comes_back_from_its_folder(tmp_path, caplog):
     model = make_model().float().eval()
     images = torch.randn(1, 3, 48, 80)
     loaded = load_model(save_model(model, tmp_path))
@@ -208,6 +208,11 @@ def test_a_model_comes_back_from_its_folder(tmp_path):
     )
     assert torch.equal(other.backbone.pos_embed, model.backbone.pos_embed)
     assert torch.equal(other.head.weight, model.head.weight)
+    assert "its spatial_token (1, 1, 48) is dropped, the model has none" in caplog.text
+    again = create_model(
+        "deit_tiny_patch16_224", 5, "sat", tmp_path, image_size=(48, 80), backbone_options=SMALL
+    )
+    assert torch.equal(again.eval()(images).attention, model(images).attention)
 
 
 def test_a_published_file_is_read(tmp_path):

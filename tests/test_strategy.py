@@ -69,6 +69,17 @@ def test_a_classifier_has_attention_and_no_semantic_map():
         Strategy.parse("S0").check(model)
 
 
+def test_a_mask_that_was_calibrated_has_no_maps_of_blocks():
+    model = scm_fast.create_model(
+        "deit_tiny_patch16_224", 5, "sat", image_size=(48, 64), calibration={"num_blocks": 4}
+    )
+    Strategy.parse("F0").check(model)
+    with pytest.raises(
+        scm_fast.InputError, match=r"strategy F4 needs semantic maps, .* method 'sat' has none"
+    ):
+        Strategy.parse("F4").check(model)
+
+
 def test_blocks_that_the_model_lacks_are_refused(model):
     Strategy.parse("F4*S0").check(model)
     with pytest.raises(scm_fast.InputError, match="block 5, but the checkpoint has 4"):

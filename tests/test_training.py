@@ -231,6 +231,17 @@ class TestConfig:
             calibration=config.calibration,
         )
 
+    @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+    def test_a_recipe_serves_another_method(self, recipe):
+        """Without the options of its own, unless they are given."""
+        own = parse_config(["--config", str(recipe)])
+        assert parse_config(["--config", str(recipe), "--method", own.method]) == own
+        assert parse_config(["--config", str(recipe), "--method", "tscam"]).method_options == {}
+        options = ["--method-options", "{area: 0.1}"]
+        assert parse_config(["--config", str(recipe), "--method", "sat", *options]).method_options == {
+            "area": 0.1
+        }
+
 
 class TestOptimization:
     def test_groups_of_the_presets(self):
@@ -285,6 +296,21 @@ class TestRunFolder:
         with log.path.open() as file:
             assert [row["step"] for row in csv.DictReader(file)] == ["0", "1", "2", "3"]
 
+    def test_log_gets_columns_that_come_later(self, tmp_path):
+        log = CsvLog(tmp_path / "log.csv")
+        log.add({"epoch": 0, "top1_cls": 30.0})
+        log = CsvLog(log.path)  # of the run that is resumed, with boxes
+        log.keep_below("epoch", 1)
+        log.add({"epoch": 1, "gt_known": 80.0, "top1_cls": 40.0})
+        log.add({"epoch": 2, "top1_cls": 50.0})
+        CsvLog(log.path).keep_below("epoch", 2)
+        with log.path.open() as file:
+            rows = [dict(row) for row in csv.DictReader(file)]
+        assert rows == [
+            {"epoch": "0", "top1_cls": "30.0", "gt_known": ""},
+            {"epoch": "1", "top1_cls": "40.0", "gt_known": "80.0"},
+        ]
+
     def test_run_that_never_came_to_a_checkpoint_starts_its_logs_anew(self, tmp_path, cub):
         for _ in range(2):
             trainer = Trainer(tiny(tmp_path / "run", cub, epochs=2), CPU)
@@ -307,6 +333,23 @@ class TestRunFolder:
         monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 1000))
         with pytest.raises(InputError, match=r"checkpoints need 1\.19 MB, and 1 kB are free"):
             Trainer(tiny(tmp_path / "run", cub), CPU)
+
+    def test_room_is_not_asked_for_what_is_there(self, tmp_path, cub, monkeypatch):
+        Trainer(tiny(tmp_path / "run", cub, epochs=1), CPU).fit()
+        left = 10**6  # the second checkpoint fits, all of them do not
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, left))
+        Trainer(tiny(tmp_path / "run", cub, epochs=1, resume="auto"), CPU)
+        with pytest.raises(InputError, match="checkpoints need"):
+            Trainer(tiny(tmp_path / "another", cub, epochs=1), CPU)
+
+    def test_a_run_goes_on_in_fp16(self, tmp_path, cub):
+        """As on a GPU without bf16."""
+        trainer = Trainer(tiny(tmp_path / "run", cub, epochs=2), CPU)
+        trainer.train_epoch()
+        trainer.save()
+        resumed = Trainer(tiny(tmp_path / "run", cub, epochs=2, resume="auto", amp="fp16"), CPU)
+        assert resumed.step == trainer.step
+        resumed.train_epoch()
 
     def test_sizes_for_people(self):
         sizes = (0, 999, 4096, 17.2e6, 2.5e9, 4e12)

@@ -29,12 +29,22 @@ def _not_covered(name: str, why: str) -> InputError:
     return InputError(f"backbone {name!r} cannot be used: {why}. Families that work: {families_text()}")
 
 
-def _refused(name: str, error: TypeError) -> InputError:
+# The networks' own, of options that they do not know, or that make no network.
+IMPOSSIBLE = (TypeError, ValueError, AssertionError, ArithmeticError)
+
+
+def _refused(name: str, error: Exception) -> InputError:
     if "dynamic_img_size" in str(error):
         return InputError(
             f"backbone {name!r} takes images of one size only: no dynamic_img_size, and no small_size in training"
         )
-    return InputError(f"backbone {name!r} does not accept these options: {error}")
+    reason = str(error).partition("\n")[0] or type(error).__name__
+    return InputError(f"backbone {name!r} does not accept these options: {reason}")
+
+
+def any_size_options(name: str) -> dict[str, Any]:
+    """With which a network takes images of any size: timm's resample their position embeddings if told to."""
+    return {} if name in dict(variants()) else {"dynamic_img_size": True}
 
 
 def build_backbone(
@@ -59,7 +69,7 @@ def build_backbone(
         given = {"num_classes": num_classes, **options}
         try:
             return own[name].kinds[0](**{**own[name].variants[name], **given})
-        except TypeError as error:
+        except IMPOSSIBLE as error:
             raise _refused(name, error) from error
     if not timm.is_model(name.split(".")[0]):
         known = [*timm.list_models(), *own]
@@ -73,13 +83,13 @@ def build_backbone(
         classes = num_classes if keep_classifier else 0
         with _hub_or_cache() if pretrained else contextlib.nullcontext():
             return timm.create_model(name, pretrained=pretrained, num_classes=classes, **options)
-    except TypeError as error:
+    except IMPOSSIBLE as error:
         # Swin, ResNet, ... do not know img_size or an option: say first that they would not do anyway.
         check_backbone(name, timm.create_model(name, num_classes=0))
         raise _refused(name, error) from error
     except (OSError, RuntimeError) as error:
         if not pretrained:
-            raise
+            raise _refused(name, error) from error
         raise InputError(
             f"the weights of {name!r} could not be had from timm's hub ({str(error).splitlines()[0]}). "
             "Give a .safetensors or .pth file instead: --pretrained FILE, in Python pretrained=FILE"

@@ -58,10 +58,6 @@ def load_model(path: str | os.PathLike[str]) -> LocalizationModel:
         model = model_from_config(config)
     except InputError as error:
         raise InputError(f"{config_file}: {error}") from error
-    except (RuntimeError, TypeError, ValueError, AssertionError, ArithmeticError) as error:
-        # The backbone's own, of options that make no network.
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise InputError(f"{config_file}: no model can be made of this ({reason})") from error
     if not any(name.startswith("calibration.") for name in state):
         model.calibration = None  # saved from `for_inference()`, or a method without one
     load_strictly(model, state, str(weights))

@@ -19,8 +19,12 @@ def parameter_layers(model: LocalizationModel) -> dict[str, int]:
             f"layer_decay and frozen_blocks need a network whose layers timm knows, and {model.config.backbone!r} "
             "is none"
         )
-    layers = group_parameters(backbone, backbone.group_matcher(coarse=False), reverse=True)
-    return {f"backbone.{name}": int(layer) for name, layer in layers.items()}
+    groups = group_parameters(backbone, backbone.group_matcher(coarse=False), reverse=True)
+    # timm's pattern of the last norm takes the one before the blocks for it too, and leaves out that after pooling.
+    layers = {name: 0 if name.startswith("norm_pre.") else int(layer) for name, layer in groups.items()}
+    after = [name for name in layers if name.startswith("fc_norm.")]
+    depth = max(layer for name, layer in layers.items() if name not in after)
+    return {f"backbone.{name}": min(layer, depth) for name, layer in layers.items()}
 
 
 def freeze_blocks(model: LocalizationModel, count: int) -> None:

@@ -138,12 +138,9 @@ def load_strictly(module: nn.Module, state: Mapping[str, Tensor], source: str) -
     module.load_state_dict(state)
 
 
-def notice_dropped(source: str, name: str, theirs: Tensor, ours: Tensor) -> None:
-    """Say that a classifier of a weight file, for other classes, is not used."""
-    logger.warning(
-        "%s: its classifier %s %s is dropped, the model's is %s and starts anew",
-        source,
-        name,
-        tuple(theirs.shape),
-        tuple(ours.shape),
-    )
+def notice_dropped(
+    source: str, name: str, theirs: tuple[int, ...] | None, ours: tuple[int, ...] | None
+) -> None:
+    """Say that a part of a weight file, such as a classifier of other classes, is not used; by shapes."""
+    instead = f"the model's is {ours} and starts anew" if ours is not None else "the model has none"
+    logger.warning("%s: its %s %s is dropped, %s", source, name, theirs, instead)

@@ -9,7 +9,7 @@ import torch
 from ..data import DecodedCache, LocalizationDataset, TrainLoader, build_train_loader, published_preprocessing
 from ..devices import AMP_DTYPES
 from ..models import LocalizationModel, create_model
-from ..models.backbones import check_whole_patches
+from ..models.backbones import any_size_options, check_whole_patches
 from ..models.layers import freeze_blocks
 from .config import TrainConfig
 
@@ -30,7 +30,7 @@ def build_model(
     if config.drop_path_rate:
         options["drop_path_rate"] = config.drop_path_rate
     if config.small_size is not None:
-        options["dynamic_img_size"] = True  # position embeddings are resampled for each size
+        options |= any_size_options(config.backbone)
     model = create_model(
         config.backbone,
         dataset.num_classes,

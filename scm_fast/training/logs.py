@@ -75,27 +75,39 @@ class CsvLog:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._columns, _ = self._read()
 
     def keep_below(self, column: str, limit: int) -> None:
         """Drop rows from `limit` on, which a resumed run writes again, and a row that was cut short."""
-        if not self.path.is_file():
-            return
-        with self.path.open(newline="") as file:
-            rows = list(csv.DictReader(file))
-        whole = [row for row in rows if None not in row.values() and row[column].isdigit()]
+        _, rows = self._read()
+        whole = [
+            row for row in rows if None not in row and None not in row.values() and row[column].isdigit()
+        ]
         kept = [row for row in whole if int(row[column]) < limit]
-        if not kept:
-            self.path.unlink()
-            return
-        with replacing(self.path) as partial, partial.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(kept[0]))
-            writer.writeheader()
-            writer.writerows(kept)
+        if kept:
+            self._write(kept)
+        else:
+            self.path.unlink(missing_ok=True)
+            self._columns = []
 
     def add(self, row: Mapping[str, object]) -> None:
-        new = not self.path.is_file()
+        """Columns that are new, as when a resumed run finds boxes, are empty in the rows before it."""
+        if new := [name for name in row if name not in self._columns]:
+            self._columns = self._columns + new
+            self._write(self._read()[1])
         with self.path.open("a", newline="") as file:
-            writer = csv.DictWriter(file, list(row))
-            if new:
-                writer.writeheader()
-            writer.writerow(row)
+            csv.DictWriter(file, self._columns).writerow(row)
+
+    def _read(self) -> tuple[list[str], list[dict[str, str]]]:
+        """Columns and rows; none of either where there is no file."""
+        if not self.path.is_file():
+            return [], []
+        with self.path.open(newline="") as file:
+            reader = csv.DictReader(file)
+            return list(reader.fieldnames or ()), list(reader)
+
+    def _write(self, rows: list[dict[str, str]]) -> None:
+        with replacing(self.path) as partial, partial.open("w", newline="") as file:
+            writer = csv.DictWriter(file, self._columns)
+            writer.writeheader()
+            writer.writerows(rows)

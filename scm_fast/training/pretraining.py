@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -41,10 +42,11 @@ def pretrain(config: TrainConfig, device: torch.device, source: DataSource) -> P
 def pretraining_config(config: TrainConfig) -> TrainConfig:
     """The run that comes first: `config` with method cls, its best model by classification, and its own options."""
     assert config.out is not None
-    own = {
+    own: dict[str, Any] = {
         "method": "cls",
         "method_options": {},
         "calibration": {},
+        "frozen_blocks": None,  # nothing is worth keeping yet
         "best_metric": "top1_cls",
         "out": str(Path(config.out) / FOLDER),
     }

@@ -28,7 +28,7 @@ from .. import distributed
 from ..errors import InputError
 from ..files import readable_size, replacing
 from ..models import LocalizationModel, save_model
-from ..models.weights import read_file
+from ..models.weights import WEIGHTS_FILE, read_file
 from .config import OPTIONS, TrainConfig, make_config
 from .lock import RunLock
 from .recipes import read_yaml
@@ -74,9 +74,11 @@ class RunFolder:
         except OSError as error:
             raise InputError(f"{self.path}: the run folder cannot be written ({error.strerror})") from error
         # Weights, two moments and the average if there is one in checkpoint.pt, which is replaced by a second one;
-        # three models.
+        # three models. A run that is resumed has some of it already.
         copies = 2 * (3 + (config.average > 0)) + 3
-        needed, free = model_bytes * copies, shutil.disk_usage(self.path).free
+        there = [self.checkpoint_file, *self.path.glob(f"*/{WEIGHTS_FILE}")]
+        present = sum(file.stat().st_size for file in there if file.is_file())
+        needed, free = model_bytes * copies - present, shutil.disk_usage(self.path).free
         if free < needed:
             raise InputError(
                 f"{self.path}: checkpoints need {readable_size(needed)}, and {readable_size(free)} are free"

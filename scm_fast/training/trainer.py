@@ -128,7 +128,8 @@ class Trainer:
             load_strictly(self.average.model, state["average"], str(self.folder.checkpoint_file))
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
-        self.scaler.load_state_dict(state["scaler"])
+        if state["scaler"]:  # of a run without fp16 there is none
+            self.scaler.load_state_dict(state["scaler"])
         self.loader.load_state_dict(state["loader"])
         self.step, self.validated, self.best = state["step"], state["validated"], state["best"]
         self.meter = Meter(**state["meter"])
@@ -302,6 +303,9 @@ class Trainer:
     def validate_epoch(self) -> Result:
         """The figures of the model of the epoch that was trained last; it is kept if it is the best."""
         self.kept.eval()
+        distributed.copy_of_first(
+            self.kept.buffers()
+        )  # batch norm: each process has statistics of its own images
         predictor = Predictor(self.kept, self.device, amp=self.amp)
         done = evaluate(predictor, self.source, validation_settings(self.config, self.source))
         result = done.result

@@ -38,5 +38,5 @@ class Conformers(Architecture):
         theirs = state.get("conv_cls_head.weight")
         if theirs is None or theirs.shape == ours["weight"].shape:
             return state
-        notice_dropped(source, "conv_cls_head", theirs, ours["weight"])
+        notice_dropped(source, "classifier conv_cls_head", tuple(theirs.shape), tuple(ours["weight"].shape))
         return state | {f"conv_cls_head.{key}": value for key, value in ours.items()}

@@ -41,7 +41,10 @@ def chefer(found: Pass, scores: Tensor) -> Tensor:
     """
     outputs = [layer.output for layer in found.layers]
     gradients = torch.autograd.grad(scores.sum(), outputs, retain_graph=True)
-    row = torch.zeros_like(found.layers[-1].q[:, 0, :, 0])
+    query = found.layers[-1].q
+    row = query.new_zeros(
+        query.shape[0], query.shape[2], dtype=torch.promote_types(query.dtype, torch.float32)
+    )
     row[:, 0] = 1
     with torch.no_grad():
         for layer, doutput in zip(reversed(found.layers), reversed(gradients), strict=True):

@@ -3,8 +3,8 @@
     loss = cross-entropy + |mean(M) - area| + mean(G (1 - G)),   G = smooth(M)
 
 M (B, H, W) is the mean over the last three blocks of the token's mask on the patches. The first term asks for a
-mask of a given share of the image, the second for one that is 0 or 1. The map is M, or the product of the three masks:
-what all of them let through.
+mask of a given share of the image, the second for one that is 0 or 1. The map is M, or the product of the three
+masks: what all of them let through.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Sat(Method):
         return {"head": head, "spatial_token": SpatialToken(embed_dim)}
 
     def features(self, model: LocalizationModel, images: Tensor) -> Features:
-        """With the mask as their own map: in training what the loss terms and the calibration take, else what is cut."""
+        """With the mask as their own map: in training what the loss terms take, else what is cut."""
         with record(MASKS) as masks:
             architecture, token = architecture_of(model.backbone), cast(SpatialToken, model.spatial_token)()
             features = architecture.features_appending(model.backbone, images, token)
