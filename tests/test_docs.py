@@ -16,7 +16,7 @@ import torch
 from data_folders import write_cub, write_folder, write_image
 from documents import anchors, blocks, broken_links, commands, inline_commands
 
-from scm_fast import Localizer, create_model, save_model
+from scm_fast import Localizer, create_model, load_model, save_model
 from scm_fast.cli import COMMANDS
 from scm_fast.cli.program import Parser
 from scm_fast.data.layouts import registry as layouts
@@ -88,11 +88,18 @@ def test_python_snippets_run(page, user_folder, monkeypatch):
         exec(compile(padded, str(page), "exec"), namespace)
 
 
-def test_the_onnx_example_needs_no_package_of_ours(user_folder, tmp_path):
+@pytest.mark.parametrize("method", ["scm", "sat"])
+def test_the_onnx_example_needs_no_package_of_ours(user_folder, tmp_path, method):
     """In a process of its own, and to the boxes of Localizer; of a photo that neither has to make smaller."""
     pytest.importorskip("onnxruntime")
     shutil.copytree(user_folder, tmp_path, dirs_exist_ok=True)
     user_folder = tmp_path
+    if method == "sat":  # without semantic maps
+        small = {"depth": 3, "embed_dim": 48, "num_heads": 3}
+        model = create_model("deit_tiny_patch16_224", 6, "sat", backbone_options=small)
+        export_model(
+            load_model(save_model(model, user_folder / "runs/birds/last")), user_folder / "birds.onnx"
+        )
     localizer = Localizer.from_checkpoint(user_folder / "runs/birds/last")
     photo = user_folder / "photos/0.jpg"
     height, width = localizer.model.config.image_size
