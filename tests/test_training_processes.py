@@ -157,6 +157,36 @@ def test_accumulation_equals_one_batch(start, one_process):
     assert_equal_runs(one_process, finished(start("one accumulating", "--micro-batch", "2")))
 
 
+# What fast recipes are made of, off by default: each in the place where processes and resumed runs might differ.
+FAST = (
+    *(
+        "--lr",
+        "5e-4",
+        "--head-lr",
+        "1e-3",
+        "--layer-decay",
+        "0.7",
+        "--frozen-blocks",
+        "1",
+        "--label-smoothing",
+        "0.1",
+    ),
+    *("--average", "0.9", "--small-size", "16", "--small-epochs", "1"),
+)
+
+
+def test_fast_training_is_as_exact(start, one_process):
+    """Two processes equal one, and a run that was killed has the bits of one that was not."""
+    whole = finished(start("fast", *FAST))
+    assert rows(whole, "steps") != rows(one_process, "steps")
+    assert_equal_runs(whole, finished(start("fast two", *FAST, processes=2)))
+    for step in (2, 7):  # among small images and large ones
+        name = f"fast killed {step}"
+        assert start(name, *FAST, "--checkpoint-steps", "2", fault=f"SIGKILL:{step}:0").status == -9
+        resumed = finished(start(name, *FAST, "--checkpoint-steps", "2", "--resume", "auto"))
+        assert_same_run(whole, resumed)
+
+
 def test_killed_run_resumes_bit_for_bit(start):
     random_depth = ("--drop-path-rate", "0.3")  # draws from the random state, which must be restored
     whole = finished(start("whole", *random_depth))
