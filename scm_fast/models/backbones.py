@@ -83,17 +83,17 @@ def build_backbone(
         classes = num_classes if keep_classifier else 0
         with _hub_or_cache() if pretrained else contextlib.nullcontext():
             return timm.create_model(name, pretrained=pretrained, num_classes=classes, **options)
-    except IMPOSSIBLE as error:
-        # Swin, ResNet, ... do not know img_size or an option: say first that they would not do anyway.
-        check_backbone(name, timm.create_model(name, num_classes=0))
-        raise _refused(name, error) from error
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError) as error:  # first: some of the hub's are ValueErrors too
         if not pretrained:
             raise _refused(name, error) from error
         raise InputError(
             f"the weights of {name!r} could not be had from timm's hub ({str(error).splitlines()[0]}). "
             "Give a .safetensors or .pth file instead: --pretrained FILE, in Python pretrained=FILE"
         ) from error
+    except IMPOSSIBLE as error:
+        # Swin, ResNet, ... do not know img_size or an option: say first that they would not do anyway.
+        check_backbone(name, timm.create_model(name, num_classes=0))
+        raise _refused(name, error) from error
 
 
 @contextlib.contextmanager

@@ -134,10 +134,8 @@ def config_from_options(options: argparse.Namespace) -> TrainConfig:
     if recipe is None and "data" not in given:
         recipe = BUILTIN
     values = read_recipe(recipe) if recipe else {}
-    recipes_own = make_config(
-        values, str(recipe)
-    )  # so that an error names the file, or else the command line
-    if given.get("method", recipes_own.method) != recipes_own.method:
+    own = make_config(values, str(recipe))  # first, so that an error names the file
+    if given.get("method", own.method) != own.method:
         values.pop("method_options", None)  # they are of the recipe's method
     return make_config(values | {k: _value(k, v) for k, v in given.items()}, "command line")
 

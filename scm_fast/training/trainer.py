@@ -303,9 +303,8 @@ class Trainer:
     def validate_epoch(self) -> Result:
         """The figures of the model of the epoch that was trained last; it is kept if it is the best."""
         self.kept.eval()
-        distributed.copy_of_first(
-            self.kept.buffers()
-        )  # batch norm: each process has statistics of its own images
+        # Each process has a batch norm's statistics of its own images; the first one's are saved.
+        distributed.copy_of_first(self.kept.buffers())
         predictor = Predictor(self.kept, self.device, amp=self.amp)
         done = evaluate(predictor, self.source, validation_settings(self.config, self.source))
         result = done.result
