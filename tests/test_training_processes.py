@@ -19,6 +19,9 @@ from data_folders import write_cub
 from training_runs import CONFIG, MODELS, assert_same_run, rows, weights
 
 from scm_fast import load_model
+from scm_fast.evaluation import Predictor, evaluate
+from scm_fast.training import make_config
+from scm_fast.training.validation import validation_settings
 
 ROOT = Path(__file__).parent.parent
 FORKS = multiprocessing.get_context("forkserver")  # torch and timm are imported once, not in every process
@@ -151,6 +154,21 @@ def test_two_processes_equal_one(start, one_process, two_processes, micro_batch)
         two = finished(start("two accumulating", "--micro-batch", micro_batch, processes=2))
         assert rows(two, "steps") != rows(two_processes, "steps")  # or it did not accumulate
     assert_equal_runs(one_process, two)
+
+
+def test_batch_norm_is_validated_as_it_is_saved(start):
+    """Each process has statistics of its own images, and only the first one's are in the file."""
+    small = ("--backbone-options", "{depth: 3, embed_dim: 96, num_heads: 3}", "--image-size", "64")
+    options = ("--backbone", "conformer_tiny_patch16", *small, "--lr", "1e-2", "--epochs", "1")
+    run = finished(start("conformer", *options, processes=2))
+    config = make_config(yaml.safe_load((run / "config.yaml").read_text()), "test")
+    source = config.source()
+    predictor = Predictor(load_model(run / "last"), torch.device("cpu"))
+    alone = evaluate(predictor, source, validation_settings(config, source)).result.metrics
+    (row,) = rows(run, "log")
+    assert {name: float(row[name]) for name in alone} == pytest.approx(
+        {name: metric.value for name, metric in alone.items()}
+    )
 
 
 def test_accumulation_equals_one_batch(start, one_process):
