@@ -3,7 +3,8 @@
     python bench/make_development_split.py CUB_200_2011 CUB_development
 
 What is tried on it has never seen CUB's test images. Of CUB's 5,994 training images 5,000 stay and 994 are to
-test on. The images are linked, not copied.
+test on. The images are linked, not copied. With --first 3 the third, ninth, ... of a class are the test images:
+what was chosen by those of one division is tried on those of another.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ def read(path: Path) -> dict[str, str]:
     return dict(line.split(maxsplit=1) for line in path.read_text().splitlines())
 
 
-def make_split(cub: Path, out: Path) -> Counter[str]:
-    """Write the folder; gives how many images are to train ("1") and to test ("0") on."""
+def make_split(cub: Path, out: Path, first: int = EVERY) -> Counter[str]:
+    """Write the folder; gives how many images are to train ("1") and to test ("0") on.
+
+    first: the number of the first test image of a class.
+    """
     tables = {name: read(cub / f"{name}.txt") for name in ("images", "image_class_labels", "bounding_boxes")}
     kept = [image for image, train in read(cub / "train_test_split.txt").items() if train.strip() == "1"]
     seen: Counter[str] = Counter()
@@ -29,7 +33,7 @@ def make_split(cub: Path, out: Path) -> Counter[str]:
     for image in kept:
         label = tables["image_class_labels"][image]
         seen[label] += 1
-        split[image] = "0" if seen[label] % EVERY == 0 else "1"
+        split[image] = "0" if seen[label] % EVERY == first % EVERY else "1"
     out.mkdir(parents=True)
     for name, table in {**tables, "train_test_split": split}.items():
         (out / f"{name}.txt").write_text("".join(f"{image} {table[image]}\n" for image in kept))
@@ -44,6 +48,9 @@ if __name__ == "__main__":
     )
     parser.add_argument("cub", type=Path)
     parser.add_argument("out", type=Path)
+    parser.add_argument(
+        "--first", type=int, default=EVERY, choices=range(1, EVERY + 1), help="test image of a class (6)"
+    )
     options = parser.parse_args()
-    counts = make_split(options.cub, options.out)
+    counts = make_split(options.cub, options.out, options.first)
     print(f"{options.out}: {counts['1']} images to train on, {counts['0']} to test on")

@@ -41,3 +41,11 @@ def test_the_development_split_takes_each_sixth_training_image_of_a_class(tmp_pa
     test = [Path(record.path).name for record in open_dataset(tmp_path / "development", "test").records]
     assert test == training[5::6]
     assert len(open_dataset(tmp_path / "development", "trainval")) == 20
+
+
+def test_another_division_tests_on_other_images(tmp_path):
+    cub = write_cub(tmp_path / "CUB", classes=2, per_class=18)
+    assert make_split(cub, tmp_path / "other", first=3) == {"1": 20, "0": 4}
+    training = [Path(record.path).name for record in open_dataset(cub, "trainval").records]
+    test = [Path(record.path).name for record in open_dataset(tmp_path / "other", "test").records]
+    assert test == training[2::6]
