@@ -66,6 +66,27 @@ def test_an_inference_copy_can_be_saved(tmp_path):
     same_evaluation(loaded, model)
 
 
+@pytest.mark.parametrize("method", ["scm", "sat", "cls"])
+def test_a_model_for_images_of_another_size(tmp_path, method):
+    """It is what the network makes of such images if it takes any, and takes no others."""
+    any_size = SMALL | {"depth": 3, "dynamic_img_size": True}
+    model = create_model("deit_tiny_patch16_224", 3, method, image_size=64, backbone_options=any_size)
+    model.config.threshold = Threshold(0.35)
+    folder = save_model(model, tmp_path / "checkpoint")
+    loaded = load_model(folder, (96, 80))
+    assert (loaded.config.image_size, loaded.config.threshold) == ((96, 80), None)
+    assert loaded.backbone.pos_embed.shape == (1, 1 + 6 * 5, 48)
+    images = torch.randn(2, 3, 96, 80)
+    for ours, theirs in zip(loaded(images), model.eval()(images), strict=True):
+        assert (ours is None and theirs is None) or torch.allclose(ours, theirs, atol=1e-5)
+    same_evaluation(load_model(save_model(loaded, tmp_path / "again")), loaded, (96, 80))
+    same_evaluation(load_model(folder, 64), model)
+    with pytest.raises(InputError, match=r"image_size is 100 x 100: both must be multiples of 16"):
+        load_model(folder, 100)
+    with pytest.raises(InputError, match=r"image_size\.0: .* greater than 0, got '-64'"):
+        load_model(folder, -64)
+
+
 def published_state(num_classes=6, blocks=4):
     """A state dict as the published training code saves it, from a DeiT-Tiny of timm."""
     deit = timm.create_model("deit_tiny_patch16_224", num_classes=0)
@@ -96,6 +117,7 @@ def test_a_published_scm_file_loads(tmp_path):
         assert torch.equal(value, state[f"module.{name}"]), name
     assert model.eval()(torch.randn(1, 3, 224, 224)).semantic.shape == (1, 6, 14, 14)
     same_evaluation(load_model(save_model(model, tmp_path / "ours")), model, (224, 224))
+    same_evaluation(load_model(path, 256), load_model(tmp_path / "ours", 256), (256, 256))
 
 
 def test_a_published_tscam_file_loads(tmp_path):

@@ -471,6 +471,18 @@ def test_save_threshold(in_process, data, checkpoint, tmp_path, caplog):
         in_process("--checkpoint", tmp_path / "published.pth", "--data", data, "--save-threshold")
 
 
+def test_images_of_another_size(in_process, data, checkpoint, tmp_path):
+    def figures(*options, model=checkpoint):
+        in_process("--checkpoint", model, "--data", data, "--out", tmp_path / "out", *options)
+        metrics, _ = read(tmp_path / "out")
+        return metrics["image_size"], metrics["curves"]
+
+    resized = scm_fast.save_model(scm_fast.load_model(checkpoint, 96), tmp_path / "model")
+    assert figures("--image-size", "96") == figures(model=resized)
+    assert figures()[0] == [64, 64]
+    assert figures("--image-size", "96")[0] == [96, 96]
+
+
 @pytest.mark.parametrize("method", ["scm", "tscam", "cls"])
 def test_mirror_and_attention_alone_serve_every_method(in_process, data, tmp_path, monkeypatch, method):
     torch.manual_seed(0)
@@ -608,6 +620,8 @@ def test_protocols_and_strategies_change_the_result_and_say_so(in_process, alone
         (["--protocol", "fixed", "--threshold", "between"], "such as between:0.3, got 'between'"),
         (["--protocol", "fixed", "--threshold", "between:nan"], "a finite number, got nan"),
         (["--save-threshold", "--strategy", "F0"], "is used with its own map, not with --strategy"),
+        (["--save-threshold", "--image-size", "96"], "with images of its own size, not of --image-size"),
+        (["--image-size", "90"], "image_size is 90 x 90: both must be multiples of 16"),
         (["--protocol", "maxbox", "--strategy", "F5*S0"], "asks for block 5, but the checkpoint has 4"),
         (["--protocol", "maxbox", "--strategy", "G0"], "expected such as F0"),
         (["--protocol", "maxbox", "--split", "dev"], "no split 'dev', only train, val, test"),

@@ -29,6 +29,9 @@ Where nobody has drawn the boxes of the validation split, --val-boxes takes othe
 (--pretrained): you learn what its maps are worth on your data without any training. The classes of the data are
 not its own, so each map is of the class that it finds in the image, and there are no figures of classification.
 
+--image-size tests with images of another size than those of the training: larger ones have more patches, and
+boxes with finer edges, for more time.
+
 All metrics come from one pass. Results are printed, and written to --out: metrics.json, predictions.csv,
 predictions.coco.json and, with --report, report.html. --json prints what metrics.json has instead of a table.
 """
@@ -52,6 +55,7 @@ def add_arguments(parser: Parser) -> None:
     )
     model.add_argument("--model", metavar="NAME", help="classifier of timm, such as deit_tiny_patch16_224")
     parser.add_argument("--pretrained", metavar="FILE", help="weights of --model (timm's hub)")
+    parser.add_argument("--image-size", type=int, help="pixels of the images (as the network was trained)")
     parser.add_argument("--data", required=True, help="data folder, or the word synthetic")
     parser.add_argument("--layout", default="auto", help="of the data folder, if it is not recognised")
     parser.add_argument("--images", help="where the images of wsolevaluation metadata are")
@@ -116,6 +120,11 @@ def execute(args: argparse.Namespace) -> int:
         )
     if args.pretrained and not args.model:
         raise InputError("--pretrained: goes with --model")
+    if args.image_size and args.save_threshold:
+        raise InputError(
+            "--save-threshold: the model is used with images of its own size, not of --image-size; "
+            "save_model(load_model(checkpoint, image_size), folder) makes one of that size"
+        )
     if args.model and args.save_threshold:
         raise InputError(
             "--save-threshold: goes with --checkpoint, there is no folder to write to with --model"
@@ -130,7 +139,10 @@ def execute(args: argparse.Namespace) -> int:
                 "--save-threshold: the model is used with its own map, not with --strategy, --map or --refine"
             )
     with processes(args.device) as device:
-        model = load_classifier(args.model, args.pretrained) if args.model else load_model(args.checkpoint)
+        if args.model:
+            model = load_classifier(args.model, args.pretrained, args.image_size)
+        else:
+            model = load_model(args.checkpoint, args.image_size)
         strategy.check(model)
         predictor = Predictor(
             model.to(device),

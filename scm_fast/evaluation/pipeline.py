@@ -292,6 +292,7 @@ def _about(predictor: Predictor, source: DataSource, settings: EvaluationSetting
         "checkpoint": predictor.name,
         "backbone": config.backbone,
         "method": config.method,
+        "image_size": list(config.image_size),
         "data": str(source.root),
         "split": settings.split,
         "val_boxes": None if source.val_boxes is None else _pseudo_boxes(source, settings),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import safetensors.torch
@@ -12,7 +14,8 @@ from torch import Tensor
 from ..errors import InputError
 from ..files import replacing
 from ..threshold import Threshold
-from .config import ModelConfig
+from .architectures import architecture_of
+from .config import ModelConfig, make_config, sides
 from .factory import create_model, model_from_config
 from .localization_model import LocalizationModel
 from .methods import published_method
@@ -35,18 +38,22 @@ def save_model(model: LocalizationModel, folder: str | os.PathLike[str]) -> Path
     return folder
 
 
-def load_model(path: str | os.PathLike[str]) -> LocalizationModel:
+def load_model(
+    path: str | os.PathLike[str], image_size: int | Sequence[int] | None = None
+) -> LocalizationModel:
     """The model of a checkpoint, in evaluation mode, on the CPU.
 
     path: a folder that `save_model` wrote, the weight file in it, or a published .pth file of
         SCM, TS-CAM, SAT or LCTR.
+    image_size: pixels, one number or (height, width), for images of another size than the checkpoint's own.
+        Position embeddings are resampled. The threshold stays behind: it was chosen for maps of another grid.
     """
     path = Path(path)
     if not path.exists():
         raise InputError(f"{path}: no such checkpoint")
     weights = path / WEIGHTS_FILE if path.is_dir() else path
     if weights.suffix != ".safetensors":
-        return _load_published(weights)
+        return _load_published(weights, image_size)
     config_file = weights.parent / CONFIG_FILE
     if not (weights.is_file() and config_file.is_file()):
         inside = sorted(str(found.parent) for found in path.glob(f"*/{WEIGHTS_FILE}"))
@@ -54,14 +61,29 @@ def load_model(path: str | os.PathLike[str]) -> LocalizationModel:
         raise InputError(f"{path}: a checkpoint is a folder with {CONFIG_FILE} and {WEIGHTS_FILE}{hint}")
     config, state = ModelConfig.read(config_file), read_file(weights)
     _check_sizes(config, state, config_file)
+    if image_size is not None:
+        config = make_config(
+            dataclasses.asdict(config) | {"image_size": sides(image_size), "threshold": None}
+        )
     try:
         model = model_from_config(config)
     except InputError as error:
         raise InputError(f"{config_file}: {error}") from error
     if not any(name.startswith("calibration.") for name in state):
         model.calibration = None  # saved from `for_inference()`, or a method without one
+    if image_size is not None:
+        state = _on_grid_of(model, state, weights)
     load_strictly(model, state, str(weights))
     return model.eval()
+
+
+def _on_grid_of(model: LocalizationModel, state: dict[str, Tensor], source: Path) -> dict[str, Tensor]:
+    """The weights with position embeddings for the model's grid."""
+    prefix = "backbone."
+    network = {name.removeprefix(prefix): v for name, v in state.items() if name.startswith(prefix)}
+    network = architecture_of(model.backbone).adapt_weights(model.backbone, network, str(source))
+    others = {name: value for name, value in state.items() if not name.startswith(prefix)}
+    return others | {prefix + name: value for name, value in network.items()}
 
 
 def save_threshold(path: str | os.PathLike[str], threshold: Threshold) -> None:
@@ -104,7 +126,7 @@ def _check_sizes(config: ModelConfig, state: dict[str, Tensor], source: Path) ->
             raise InputError(f"{source}: {name} is {value}, but the weights beside it are of {present[name]}")
 
 
-def _load_published(path: Path) -> LocalizationModel:
+def _load_published(path: Path, image_size: int | Sequence[int] | None) -> LocalizationModel:
     """A DeiT of the training code of a method's authors, recognised by its names and shapes."""
     state = read_state_dict(path)
     try:
@@ -122,10 +144,11 @@ def _load_published(path: Path) -> LocalizationModel:
         num_classes=published.state["head.bias"].shape[0],
         method=method.name,
         preset="official",
-        image_size=_image_size(state),
+        image_size=_image_size(state) if image_size is None else image_size,
         **published.options,
     )
-    load_strictly(model, published.state, str(path))
+    weights = published.state if image_size is None else _on_grid_of(model, published.state, path)
+    load_strictly(model, weights, str(path))
     return model.eval()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any
@@ -75,6 +76,11 @@ class ModelConfig:
             return make_config(values)
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
+
+
+def sides(image_size: int | Sequence[int]) -> tuple[int, ...]:
+    """(height, width) of a size that may be one number for both."""
+    return (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
 
 
 def make_config(values: dict[str, Any]) -> ModelConfig:

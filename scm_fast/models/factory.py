@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import InputError
 from ..spatial_calibration import PRESETS, SpatialCalibration
 from . import backbones
-from .config import ModelConfig, make_config
+from .config import ModelConfig, make_config, sides
 from .localization_model import LocalizationModel
 from .methods import Method, make_method
 from .pretrained import load_pretrained
@@ -57,7 +57,7 @@ def create_model(  # noqa: PLR0913, keywords of one call
         raise InputError(f"num_classes must be a positive integer, got {num_classes!r}")
     module = _calibration(made, preset, calibration)
 
-    size = (image_size, image_size) if isinstance(image_size, int) else image_size
+    size = None if image_size is None else sides(image_size)
     from_hub = pretrained is True
     hub_classifier = from_hub and made.keeps_classifier
     network = backbones.build_backbone(
@@ -80,7 +80,7 @@ def create_model(  # noqa: PLR0913, keywords of one call
             "num_classes": num_classes,
             "method": method,
             "preset": preset,
-            "image_size": tuple(size) if size else backbones.default_image_size(network),
+            "image_size": size if size else backbones.default_image_size(network),
             "mean": mean,
             "std": std,
             "attention_layers": attention_layers and list(attention_layers),
