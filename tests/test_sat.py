@@ -19,7 +19,7 @@ SMALL = {"embed_dim": 48, "depth": 5, "num_heads": 3}
 AREA = 0.3
 
 
-def make_model(name="deit_tiny_patch16_224", classes=5, area=AREA, fusion="mean", **options):
+def make_model(name="deit_tiny_patch16_224", classes=5, method_options=None, **options):
     torch.manual_seed(0)
     model = create_model(
         name,
@@ -27,7 +27,7 @@ def make_model(name="deit_tiny_patch16_224", classes=5, area=AREA, fusion="mean"
         "sat",
         image_size=(48, 80),
         backbone_options=SMALL,
-        method_options={"area": area, "fusion": fusion},
+        method_options={"area": AREA, **(method_options or {})},
         **options,
     ).double()
     with torch.no_grad():
@@ -41,6 +41,8 @@ def literal(model, images):
     network, masks = model.backbone, []
     x = network._pos_embed(network.patch_embed(images))
     token = (model.spatial_token.token + model.spatial_token.position).expand(len(images), 1, -1)
+    if model.method.start == "cls":
+        token = token + x[:, :1]
     x = network.norm_pre(torch.cat([x, token], dim=1))
     for index, block in enumerate(network.blocks):
         y, heads = block.norm1(x), block.attn.num_heads
@@ -75,6 +77,7 @@ def literal_terms(mask):
     return {"area": abs(mask.mean() - AREA), "binarisation": (smooth * (1 - smooth)).mean()}
 
 
+@pytest.mark.parametrize("start", ["random", "cls"])
 @pytest.mark.parametrize(
     "name",
     [
@@ -85,8 +88,8 @@ def literal_terms(mask):
         "deit3_small_patch16_224",
     ],
 )
-def test_sat_equals_the_literal_network(name):
-    model = make_model(name)
+def test_sat_equals_the_literal_network(name, start):
+    model = make_model(name, method_options={"start": start})
     images, labels = torch.randn(3, 3, 48, 80, dtype=torch.float64), torch.tensor([0, 3, 4])
     got = model.train()(images)
     loss = F.cross_entropy(got.logits, labels) + sum(got.terms.values())
@@ -110,9 +113,23 @@ def test_sat_equals_the_literal_network(name):
     assert torch.equal(localization.activation_map(labels), localization.attention)  # whatever the class
 
 
+def test_a_token_that_starts_as_the_cls_token():
+    """Without what it learns, its mask is that of the CLS token's own query."""
+    model = make_model(method_options={"start": "cls"}).eval()
+    with torch.no_grad():
+        model.spatial_token.token.zero_()
+        model.spatial_token.position.zero_()
+    queries = []
+    for block in model.backbone.blocks:
+        block.attn.qkv.register_forward_hook(lambda _, __, qkv: queries.append(qkv.chunk(3, -1)[0]))
+    model(torch.randn(2, 3, 48, 80, dtype=torch.float64))
+    for query in queries:
+        torch.testing.assert_close(query[:, -1], query[:, 0], rtol=1e-10, atol=1e-12)
+
+
 def test_the_product_of_the_masks_is_cut_and_their_mean_trained():
     model = make_model()
-    product = make_model(fusion="product")
+    product = make_model(method_options={"fusion": "product"})
     images = torch.randn(3, 3, 48, 80, dtype=torch.float64)
     logits, (first, second, third) = literal(model, images)
     localization = product.eval()(images)
@@ -182,7 +199,7 @@ def test_a_backbone_without_a_place_for_the_token_is_refused(name):
 
 
 def test_wrong_options_are_named():
-    with pytest.raises(InputError, match="method 'sat' has no option aera; it has area, fusion"):
+    with pytest.raises(InputError, match="method 'sat' has no option aera; it has area, fusion, start"):
         create_model("deit_tiny_patch16_224", 5, "sat", method_options={"aera": 0.3})
     with pytest.raises(InputError, match="method 'sat': area: input should be less than 1, got 2"):
         create_model("deit_tiny_patch16_224", 5, "sat", method_options={"area": 2})
@@ -244,7 +261,7 @@ def parallel_case():
     # Half of the images are flat, so that the area asked for is between those of the two halves' masks.
     images = torch.randn(4, 3, 48, 80, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     images[2:] *= 0.01
-    return make_model(area=0.5195).train(), images, torch.tensor([0, 1, 2, 3])
+    return make_model(method_options={"area": 0.5195}).train(), images, torch.tensor([0, 1, 2, 3])
 
 
 def parallel_worker(rank, world, address, found):

@@ -61,8 +61,13 @@ class Architecture:
         """Whether `features_appending` can be had."""
         return False
 
-    def features_appending(self, backbone: Backbone, images: Tensor, token: Tensor) -> Features:
-        """As `features`, with a token (1, 1, D) after the patches that all of them see."""
+    def features_appending(
+        self, backbone: Backbone, images: Tensor, token: Tensor, from_cls: bool
+    ) -> Features:
+        """As `features`, with a token (1, 1, D) after the patches that all of them see.
+
+        from_cls: whether the token is what it differs by from the CLS token.
+        """
         raise NotImplementedError
 
     def patch_size(self, backbone: Backbone) -> int | None:

@@ -38,10 +38,13 @@ class VisionTransformers(Architecture):
         plain = isinstance(backbone, VisionTransformer)
         return plain and all(type(block.attn) is VitAttention for block in backbone.blocks)
 
-    def features_appending(self, backbone: Backbone, images: Tensor, token: Tensor) -> Features:
+    def features_appending(
+        self, backbone: Backbone, images: Tensor, token: Tensor, from_cls: bool
+    ) -> Features:
         with record_cls_rows() as rows:
             x = backbone._pos_embed(backbone.patch_embed(images))
-            x = backbone.norm_pre(torch.cat([x, token.expand(x.shape[0], -1, -1)], dim=1))
+            appended = x[:, :1] + token if from_cls else token.expand(x.shape[0], -1, -1)
+            x = backbone.norm_pre(torch.cat([x, appended], dim=1))
             x = checkpoint_seq(backbone.blocks, x) if backbone.grad_checkpointing else backbone.blocks(x)
             x = backbone.fc_norm(backbone.norm(x))
         grid = backbone.patch_embed.dynamic_feat_size(tuple(images.shape[-2:]))

@@ -44,6 +44,8 @@ NAMES = {"loc_token": "spatial_token.token", "loc_embed": "spatial_token.positio
 class Sat(Method):
     """area: the share of the image that an object takes, 0.25 for CUB and 0.35 for ILSVRC in the paper.
     fusion: what the blocks' masks make the map by; training has their mean in either case.
+    start: what the spatial token is at first: random numbers, as in the paper, or the CLS token, which a pretrained
+        network lets attend to the object. The learnt token is then added to the CLS token, for good.
     """
 
     name = "sat"
@@ -53,6 +55,7 @@ class Sat(Method):
 
     area: Annotated[float, Field(gt=0, lt=1)] = 0.25
     fusion: Literal["mean", "product"] = "mean"
+    start: Literal["random", "cls"] = "random"
 
     def calibrates(self, calibration: Mapping[str, Any]) -> bool:
         """If it is asked for: then the mask takes the place of the attention map in SCM's calibration."""
@@ -78,7 +81,7 @@ class Sat(Method):
         """With the mask as their own map: in training what the loss terms take, else what is cut."""
         with record(MASKS) as masks:
             architecture, token = architecture_of(model.backbone), cast(SpatialToken, model.spatial_token)()
-            features = architecture.features_appending(model.backbone, images, token)
+            features = architecture.features_appending(model.backbone, images, token, self.start == "cls")
         height, width = features.patches.shape[-2:]
         patches = slice(-1 - height * width, -1)  # between the first tokens and the spatial one
         stacked = torch.stack(masks)
