@@ -80,6 +80,21 @@ def test_training_preprocessing_crops_and_flips():
     assert max(starts) <= 32
 
 
+def test_color_jitter_changes_colours_within_bounds():
+    share = 0.2
+    augment = published_preprocessing(training=True, image_size=8, resize=8, color_jitter=share).augment
+    grey = torch.full((3, 8, 8), 100, dtype=torch.uint8)  # whose contrast and saturation do not change
+    levels = [augment(grey).unique().tolist() for _ in range(1000)]
+    assert all(len(level) == 1 for level in levels)
+    assert len({level[0] for level in levels}) > 10
+    # Brightness, contrast and saturation each end in whole levels, cut and not rounded.
+    assert {100 * (1 - share) - 3 <= level[0] <= 100 * (1 + share) for level in levels} == {True}
+    spots = torch.zeros(3, 8, 8, dtype=torch.uint8)
+    spots[0, :4], spots[1, 4:] = 120, 120  # red and green
+    ratios = {(found[1, 0, 0] / found[0, 0, 0]).item() for found in (augment(spots) for _ in range(40))}
+    assert len(ratios) > 10  # saturation
+
+
 def test_normalize_is_the_same_for_any_dtype_of_batch():
     images = torch.randint(0, 256, (3, 3, 5, 7), dtype=torch.uint8)
     preprocessing = Preprocessing((5, 7), mean=(0.5, 0.4, 0.3), std=(0.1, 0.2, 0.3))

@@ -1,4 +1,4 @@
-"""What makes a training faster or better: rates by layer, frozen blocks, averaged weights, small images first."""
+"""What makes a training faster or better: rates by layer, frozen blocks, averaged weights, small images."""
 
 import copy
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from data_folders import write_cub
+from measure import CpuMeter, Task
 from safetensors.torch import load_file
 from training_runs import CONFIG
 
@@ -188,30 +189,48 @@ class TestAverage:
             parts = [load_file(run.folder.path / model / "model.safetensors") for run in (whole, stopped)]
             assert all(torch.equal(parts[0][name], parts[1][name]) for name in parts[0])
 
+    def test_it_takes_the_memory_of_the_weights_and_no_more(self, trainer):
+        names = iter(("without", "without again", "with"))
+
+        def peak(average: float) -> int:
+            return CpuMeter().peak_bytes(Task(lambda _: train(average)))[0]
+
+        def train(average: float) -> None:
+            trainer(next(names), average=average, epochs=1).train_epoch()
+
+        peak(0)  # what is made once and stays
+        without, with_average = peak(0), peak(self.DECAY)
+        model = model_of()
+        weights = sum(value.numel() * value.element_size() for value in model.state_dict().values())
+        assert 0.9 * weights < with_average - without < 1.1 * weights
+
 
 class TestSmallImages:
-    def test_they_come_first(self, trainer, monkeypatch):
-        run = trainer(small_size=16, small_epochs=1.5)
-        sizes = []
+    @pytest.mark.parametrize(
+        ("epochs", "small", "large"), [(1.5, 6, 2), (None, 8, 0)], ids=["first", "all the time"]
+    )
+    def test_the_network_is_trained_on_them(self, trainer, monkeypatch, epochs, small, large):
+        run = trainer(small_size=16, small_epochs=epochs)
+        trained, tested = [], set()
         forward = run.model.forward
 
         def recorded(images):
-            if run.model.training:
-                sizes.append(tuple(images.shape[-2:]))
+            size = tuple(images.shape[-2:])
+            trained.append(size) if run.model.training else tested.add(size)
             return forward(images)
 
         monkeypatch.setattr(run.model, "forward", recorded)
         run.fit()
-        assert sizes == [(16, 16)] * 6 + [(32, 32)] * 2
+        assert trained == [(16, 16)] * small + [(32, 32)] * large
+        assert tested == {(32, 32)}
         assert load_model(run.folder.path / "last").config.image_size == (32, 32)
 
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"small_size": 16}, "small_size and small_epochs: .* give both"),
-            ({"small_epochs": 1}, "small_size and small_epochs: .* give both"),
-            ({"small_size": 32, "small_epochs": 1}, "small_size: 32 is not smaller than image_size 32"),
-            ({"small_size": 12, "small_epochs": 1}, "small_size is 12 x 12: both must be multiples of 8"),
+            ({"small_epochs": 1}, r"small_epochs: 1 of which size\? small_size says it"),
+            ({"small_size": 32}, "small_size: 32 is not smaller than image_size 32; null trains"),
+            ({"small_size": 12}, "small_size is 12 x 12: both must be multiples of 8"),
         ],
     )
     def test_mistakes(self, trainer, options, message):
@@ -223,14 +242,14 @@ class TestSmallImages:
         options = {"image_size": 224, "backbone": backbone, "backbone_options": {}}
         with pytest.raises(
             InputError,
-            match=f"'{backbone}' takes images of one size only: no dynamic_img_size, and no small_size",
+            match=f"'{backbone}' takes images of one size only: .* in training `small_size: null`",
         ):
-            trainer(small_size=160, small_epochs=1, **options)
+            trainer(small_size=160, **options)
 
     def test_a_network_without_positions_needs_no_option(self, trainer):
         small = {"depth": 3, "embed_dim": 96, "num_heads": 3}
         options = {"image_size": 64, "backbone": "conformer_tiny_patch16", "backbone_options": small}
-        run = trainer(small_size=32, small_epochs=1, epochs=1, **options)
+        run = trainer(small_size=32, epochs=1, **options)
         run.train_epoch()
         assert run.model.config.backbone_options == small
 

@@ -189,7 +189,7 @@ FAST = (
         "--label-smoothing",
         "0.1",
     ),
-    *("--average", "0.9", "--small-size", "16", "--small-epochs", "1"),
+    *("--average", "0.9", "--small-size", "16", "--small-epochs", "1", "--color-jitter", "0.3"),
 )
 
 

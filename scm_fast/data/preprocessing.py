@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
@@ -60,12 +60,15 @@ def published_preprocessing(
     training: bool,
     image_size: int = 224,
     resize: int | None = None,
+    color_jitter: float = 0.0,
     mean: tuple[float, float, float] = IMAGENET_MEAN,
     std: tuple[float, float, float] = IMAGENET_STD,
 ) -> Preprocessing:
     """As in the paper. Training: squashed to `resize`, random crop and flip. Test: squashed.
 
     resize: defaults to image_size * 256 / 224, so 256 for 224.
+    color_jitter: in training, how far from 1 the factors of brightness, contrast and saturation may be; the
+        paper has 0.
     """
     if not training:
         return Preprocessing((image_size, image_size), None, mean, std)
@@ -73,5 +76,7 @@ def published_preprocessing(
         resize = round(image_size * 256 / 224)
     if resize < image_size:
         raise InputError(f"resize={resize}: must be at least the crop, image_size={image_size}")
-    augment = v2.Compose([v2.RandomCrop(image_size), v2.RandomHorizontalFlip()])
-    return Preprocessing((resize, resize), augment, mean, std)
+    augment: list[nn.Module] = [v2.RandomCrop(image_size), v2.RandomHorizontalFlip()]
+    if color_jitter:
+        augment.append(v2.ColorJitter(color_jitter, color_jitter, color_jitter))
+    return Preprocessing((resize, resize), v2.Compose(augment), mean, std)

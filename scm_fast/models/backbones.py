@@ -36,7 +36,8 @@ IMPOSSIBLE = (TypeError, ValueError, AssertionError, ArithmeticError)
 def _refused(name: str, error: Exception) -> InputError:
     if "dynamic_img_size" in str(error):
         return InputError(
-            f"backbone {name!r} takes images of one size only: no dynamic_img_size, and no small_size in training"
+            f"backbone {name!r} takes images of one size only: no dynamic_img_size, and in training "
+            "`small_size: null`"
         )
     reason = str(error).partition("\n")[0] or type(error).__name__
     return InputError(f"backbone {name!r} does not accept these options: {reason}")

@@ -58,6 +58,7 @@ def build_loader(
         training=True,
         image_size=config.image_size,
         resize=config.resize,
+        color_jitter=config.color_jitter,
         mean=model.config.mean,
         std=model.config.std,
     )

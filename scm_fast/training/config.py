@@ -98,7 +98,7 @@ class TrainConfig:
     method: str = option("scm", "how it is trained, and which map it cuts", choices=choices.methods)
     preset: str = option("paper", "the paper's settings or its published code's", choices=choices.presets)
     backend: str = option("auto", "kernels of the calibration", choices=choices.backends, resume=True)
-    image_size: Count = option(224, "pixels")
+    image_size: Count = option(224, "pixels of the images that the model takes")
     resize: Count | None = option(None, "pixels before the random crop; null: image_size * 256 / 224")
     attention_layers: list[int] | None = option(None, "layers whose attention is averaged; null: all")
     drop_path_rate: Share | None = option(None, "stochastic depth; null: the preset's")
@@ -132,8 +132,15 @@ class TrainConfig:
     )
     label_smoothing: Share = option(0.0, "probability that is shared among all classes")
     average: Share = option(0.0, "decay of the moving average of the weights that is kept as model; 0: none")
-    small_size: Count | None = option(None, "pixels of the images of the first epochs; null: image_size")
-    small_epochs: NotNegative = option(0.0, "epochs, or parts of them, with images of small_size")
+    small_size: Count | None = option(
+        None, "pixels of the images in training, or in its first epochs; null: image_size"
+    )
+    small_epochs: NotNegative | None = option(
+        None, "epochs, or parts of them, with images of small_size; null: all"
+    )
+    color_jitter: Share = option(
+        0.0, "share by which brightness, contrast and saturation of the training images may differ"
+    )
     seed: Annotated[int, Field(ge=0)] = option(0, "of weights, order and augmentation", compare=False)
 
     # Machine
@@ -206,13 +213,12 @@ class TrainConfig:
             raise InputError(f"warmup_epochs: {self.warmup_epochs:g} leaves nothing of {self.epochs} epochs")
         if self.resize is not None and self.resize < self.image_size:
             raise InputError(f"resize: {self.resize} is smaller than the crop, image_size {self.image_size}")
-        if (self.small_size is None) != (self.small_epochs == 0):
-            raise InputError(
-                "small_size and small_epochs: one says how small, the other for how long; give both"
-            )
+        if self.small_size is None and self.small_epochs:
+            raise InputError(f"small_epochs: {self.small_epochs:g} of which size? small_size says it")
         if self.small_size is not None and self.small_size >= self.image_size:
             raise InputError(
-                f"small_size: {self.small_size} is not smaller than image_size {self.image_size}"
+                f"small_size: {self.small_size} is not smaller than image_size {self.image_size}; "
+                "null trains on images of that size"
             )
         for name, value in PRESET_DEFAULTS[self.preset].items():
             if getattr(self, name) is None:

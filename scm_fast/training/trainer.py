@@ -236,9 +236,9 @@ class Trainer:
         return found
 
     def _at_size(self, images: torch.Tensor) -> torch.Tensor:
-        """Images (B, 3, height, width) as large as this step wants them: smaller ones come first."""
-        size = self.config.small_size
-        if size is None or self.step >= round(self.config.small_epochs * self.loader.steps):
+        """Images (B, 3, height, width) as large as this step wants them: smaller ones come first, if not alone."""
+        size, epochs = self.config.small_size, self.config.small_epochs
+        if size is None or (epochs is not None and self.step >= round(epochs * self.loader.steps)):
             return images
         return F.interpolate(images, (size, size), mode="bilinear", antialias=True)
 
