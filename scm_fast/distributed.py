@@ -143,16 +143,16 @@ def copy_of_first(tensors: Iterable[torch.Tensor]) -> None:
             dist.broadcast(tensor, src=0)
 
 
-def mean_of_means(mean: torch.Tensor) -> torch.Tensor:
-    """The mean over processes of each one's own, for a loss that is not linear in it.
+def mean_over_images(mean: torch.Tensor, images: int) -> torch.Tensor:
+    """The mean over the images of all processes, given this one's, for a loss that is not linear in it.
 
-    Its gradient is that of the process's own mean: DistributedDataParallel takes the mean of those.
+    Its gradient is that of the process's own mean: the training step weights the processes by their images.
     """
     if world_size() == 1:
         return mean
-    total = mean.detach().clone()
+    total = torch.stack([mean.detach() * images, mean.new_tensor(images)])
     dist.all_reduce(total)
-    return mean + (total / world_size() - mean).detach()
+    return mean + (total[0] / total[1] - mean).detach()
 
 
 def sum_over_processes(*values: float) -> list[float]:

@@ -193,15 +193,24 @@ FAST = (
 )
 
 
-def test_fast_training_is_as_exact(start, one_process):
+# The fast recipe's method, on the 3 + 2 images of two processes: its area term is not a sum over images.
+SAT = (
+    *("--method", "sat", "--method-options", "{fusion: product, start: cls, area: 0.5}"),
+    *("--backbone-options", "{patch_size: 8, embed_dim: 32, depth: 3, num_heads: 2, qkv_bias: false}"),
+)
+
+
+@pytest.mark.parametrize("method", [(), SAT], ids=["scm", "sat"])
+def test_fast_training_is_as_exact(start, one_process, method):
     """Two processes equal one, and a run that was killed has the bits of one that was not."""
-    whole = finished(start("fast", *FAST))
+    options, name = (*FAST, *method), " ".join(("fast", *method[1:2]))
+    whole = finished(start(name, *options))
     assert rows(whole, "steps") != rows(one_process, "steps")
-    assert_equal_runs(whole, finished(start("fast two", *FAST, processes=2)))
+    assert_equal_runs(whole, finished(start(f"{name} two", *options, processes=2)))
     for step in (2, 7):  # among small images and large ones
-        name = f"fast killed {step}"
-        assert start(name, *FAST, "--checkpoint-steps", "2", fault=f"SIGKILL:{step}:0").status == -9
-        resumed = finished(start(name, *FAST, "--checkpoint-steps", "2", "--resume", "auto"))
+        killed = f"{name} killed {step}"
+        assert start(killed, *options, "--checkpoint-steps", "2", fault=f"SIGKILL:{step}:0").status == -9
+        resumed = finished(start(killed, *options, "--checkpoint-steps", "2", "--resume", "auto"))
         assert_same_run(whole, resumed)
 
 

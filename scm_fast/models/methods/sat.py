@@ -102,7 +102,7 @@ class Sat(Method):
         with torch.autocast(mask.device.type, enabled=False):
             smooth = F.conv2d(mask.unsqueeze(1), smoothing_kernel(mask), padding=1)
         return {
-            "area": (distributed.mean_of_means(mask.mean()) - self.area).abs(),
+            "area": (distributed.mean_over_images(mask.mean(), len(mask)) - self.area).abs(),
             "binarisation": (smooth * (1 - smooth)).mean(),
         }
 
