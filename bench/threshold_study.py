@@ -30,10 +30,10 @@ from scm_fast import InputError, load_model
 from scm_fast.data import DataSource, LocalizationDataset
 from scm_fast.data.opening import read_split, resolve_layout
 from scm_fast.evaluation import EvaluationSettings, Predictor, SplitResult, Strategy, evaluate
-from scm_fast.threshold import DEFAULT_THRESHOLD, FEWEST_IMAGES, RULES, choose_unboxed
+from scm_fast.threshold import DEFAULT_THRESHOLD, FEWEST_IMAGES, choose_unboxed, rule_names
 
 CURVES = {"true": "gt_known", "best": "gt_known_published"}  # by the class of the map
-OWN_RULES = tuple(rule for rule in RULES if rule != "global")
+OWN_RULES = tuple(rule for rule in rule_names() if rule != "global")
 DEFAULT = f"{DEFAULT_THRESHOLD.rule} {DEFAULT_THRESHOLD.value:g}"
 COUNTS = (10, 30, 100)  # images that choose
 DRAWS = 50

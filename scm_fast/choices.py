@@ -55,9 +55,9 @@ def protocols() -> Iterable[str]:
 
 
 def heldout_rules() -> Iterable[str]:
-    from .evaluation.protocols import HELDOUT_RULES
+    from .threshold import rules_to_choose
 
-    return HELDOUT_RULES
+    return rules_to_choose()
 
 
 def metrics() -> Iterable[str]:

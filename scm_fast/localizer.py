@@ -28,7 +28,7 @@ from .errors import InputError
 from .evaluation.boxes import ScoredBox, locate
 from .evaluation.predictor import Predictor
 from .models import Localization, LocalizationModel, load_model
-from .threshold import SEPARATION_VALUES, Threshold, choose_unboxed, threshold_to_use, token_separation
+from .threshold import Threshold, choose_unboxed, no_separation, threshold_to_use, token_separation
 
 logger = logging.getLogger("scm_fast")
 MOST_TO_CHOOSE_BY = 100  # images; more of them do not choose better
@@ -119,8 +119,7 @@ class Localizer:
         self.predictor = Predictor(self.model, self.device, mirror=mirror, map=map, refine=refine)
         self.batch_size = batch_size
         chosen = config.threshold if map is None and not refine else None
-        self.follows_checkpoint = threshold is None and chosen is not None
-        self.threshold = threshold_to_use(chosen, threshold)
+        self.choice = threshold_to_use(chosen, threshold)
         self.top_k = min(top_k, config.num_classes)
         self.max_boxes = max_boxes
         self.class_names = self.predictor.class_names
@@ -142,6 +141,11 @@ class Localizer:
         """Of a folder that `save_model` wrote, or a published file."""
         return cls(load_model(path), device, batch_size, threshold, top_k, mirror, max_boxes, map, refine)
 
+    @property
+    def threshold(self) -> Threshold:
+        """Where maps are cut; `choice` also says why."""
+        return self.choice.threshold
+
     def predict(self, images: ImageLike | Iterable[ImageLike]) -> list[Prediction | Failure]:
         """One entry per image, in their order; a `Failure`, which is logged, for one that cannot be read.
 
@@ -156,19 +160,19 @@ class Localizer:
         return results
 
     def choose_threshold(self, images: ImageLike | Iterable[ImageLike]) -> str:
-        """Refine the default threshold by images alone, without boxes; gives how, in words.
+        """Refine the threshold by images alone, without boxes; gives how, in words.
 
         100 images are enough: of more, those are taken at equal distances. See `threshold`.
         """
         found = list(find_images(images))
         stride = max(1, -(-len(found) // MOST_TO_CHOOSE_BY))
-        parts = [np.zeros((0, len(SEPARATION_VALUES)), np.float32)]
+        parts = [no_separation(0)]
         for loaded in self._batches(found[::stride]):
             if readable := [item for item in loaded if isinstance(item, _Loaded)]:
                 localization, maps = self._predict(readable)
                 parts.append(token_separation(maps[:, 0].float().cpu().numpy(), localization.tokens))
-        self.threshold, reason = choose_unboxed(np.concatenate(parts), self.threshold.interpolation)
-        return reason
+        self.choice = choose_unboxed(np.concatenate(parts), self.threshold.interpolation)
+        return self.choice.reason
 
     def stream(self, images: ImageLike | Iterable[ImageLike]) -> Iterator[Prediction | Failure]:
         """As `predict`, one result at a time and with the failures: for more images than fit in memory."""

@@ -79,10 +79,10 @@ def test_a_map_that_is_asked_for_is_the_one_that_is_cut(photos, weights, tmp_pat
 def test_the_threshold_of_a_checkpoint_is_for_its_own_map(photos):
     model = small_model()
     model.config.threshold = Threshold(0.3)
-    assert Localizer(model, "cpu").follows_checkpoint
+    assert Localizer(model, "cpu").choice.reason == "the checkpoint's"
     for options in ({"map": "rollout"}, {"refine": True}):
         localizer = Localizer(model, "cpu", **options)
-        assert not localizer.follows_checkpoint
+        assert localizer.choice.is_open
         assert localizer.threshold != Threshold(0.3)
     assert Localizer(model, "cpu", threshold=0.1, map="rollout").threshold.value == 0.1
 

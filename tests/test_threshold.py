@@ -9,23 +9,28 @@ import torch
 from test_boxes import literal_boxes, literal_iou, literal_uint8
 from test_evaluator import accumulate, make_images
 
+from scm_fast import choices
 from scm_fast.errors import InputError
-from scm_fast.evaluation import Evaluator, protocols
+from scm_fast.evaluation import EvaluationSettings, Evaluator, protocols
 from scm_fast.evaluation.boxes import locate
 from scm_fast.threshold import (
     DEFAULT_THRESHOLD,
     FEWEST_IMAGES,
-    SEPARATION_VALUES,
     MapStatistics,
+    Rule,
     Threshold,
     choose_unboxed,
     cut_levels,
     make_threshold,
     map_statistics,
-    separation_peak,
+    protocol_to_use,
+    register_rule,
+    rules,
     threshold_from_json,
+    threshold_to_use,
     token_separation,
 )
+from scm_fast.threshold.unboxed import SEPARATION_VALUES, separation_peak
 
 # Three quarters at 0, one eighth at 0.5, one eighth at 1: mean 3/16, variance (0.25 + 1) / 8 - 9/256 = 31/256.
 # Otsu: 0 against the rest, so its level is the lowest, 0.
@@ -166,6 +171,62 @@ def test_heldout_takes_the_best_rule_and_of_equals_the_first_and_the_middle(meas
         protocols.heldout(metrics, metrics, "otsu")
 
 
+def test_a_new_rule_is_one_registration(monkeypatch, measured):
+    images, before = measured
+    monkeypatch.setattr(rules, "_rules", rules._rules.copy())
+    # As `between`, but finer, so it is at least as good: of equals, boxes choose the newest.
+    register_rule(
+        Rule(
+            "otsus_share",
+            "mean + value * (Otsu's threshold - mean)",
+            lambda maps, value: maps.mean + value * (maps.otsu - maps.mean),
+            np.round(np.arange(-1, 1.501, 0.025), 3),
+            low=-1,
+            high=2,
+        )
+    )
+    threshold = make_threshold("otsus_share:0.5")
+    assert threshold.level(BY_HAND) == Threshold(0.5, "between").level(BY_HAND) == 23
+    with pytest.raises(InputError, match=r"threshold must be in \[-1, 2\), got 2.0"):
+        make_threshold("otsus_share:2")
+    with Evaluator(step=0.1, workers=1) as evaluator:
+        accumulate(evaluator, images)
+        metrics = evaluator.compute()
+    curve = metrics.rule_curves["otsus_share"]["gt_known"]
+    assert curve[::2] == pytest.approx(before.rule_curves["between"]["gt_known"])
+    assert metrics.at(threshold) == before.at(Threshold(0.5, "between"))
+    assert protocols.heldout(metrics, metrics, "otsus_share").threshold.rule == "otsus_share"
+    figures = {rule: metrics.best("gt_known", rule).figure for rule in reversed(rules.rule_names())}
+    assert protocols.heldout(metrics, metrics).threshold.rule == max(figures, key=figures.get)
+    assert "otsus_share" in set(choices.heldout_rules())
+    assert EvaluationSettings(rule="otsus_share").rule == "otsus_share"
+
+
+@pytest.mark.parametrize(
+    ("stored", "given", "expected", "reason", "is_open"),
+    [
+        (None, None, DEFAULT_THRESHOLD, "the default", True),
+        (Threshold(0.3), None, Threshold(0.3), "the checkpoint's", False),
+        (Threshold(0.3), "between:0", Threshold(0, "between"), "given", False),
+        (Threshold(0.3, interpolation="linear"), 0.0, Threshold(0.0, interpolation="linear"), "given", False),
+    ],
+    ids=["default", "checkpoint", "given", "given for its maps"],
+)
+def test_what_is_given_goes_before_the_checkpoints_and_that_before_the_default(
+    stored, given, expected, reason, is_open
+):
+    assert threshold_to_use(stored, given) == (expected, reason, is_open)
+
+
+def test_without_boxes_the_images_choose_in_place_of_heldout_alone():
+    assert protocol_to_use("heldout", held_out_boxes=True) == "heldout"
+    assert protocol_to_use("heldout", held_out_boxes=False) == "unboxed"
+    assert [protocol_to_use(name, held_out_boxes=False) for name in ("fixed", "maxbox")] == [
+        "fixed",
+        "maxbox",
+    ]
+
+
 # Without boxes
 
 
@@ -191,7 +252,9 @@ def literal_separation(activation, tokens):
 
 @pytest.mark.parametrize("grid", [(6, 6), (3, 7), (2, 2)], ids=str)
 def test_separation_is_the_normalised_cut_of_the_tokens(grid, monkeypatch):
-    monkeypatch.setattr("scm_fast.threshold._GRAPH_ELEMENTS", 3000)  # a graph of 6 x 6 tokens has 1,296
+    monkeypatch.setattr(
+        "scm_fast.threshold.unboxed._GRAPH_ELEMENTS", 3000
+    )  # a graph of 6 x 6 tokens has 1,296
     rng = np.random.default_rng(0)
     maps, tokens = rng.normal(-3, 1, (5, *grid)), rng.normal(5, 2, (5, 6, *grid))
     tokens[1] += 4 * maps[1]

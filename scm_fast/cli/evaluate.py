@@ -15,9 +15,8 @@ Boxes depend on the threshold that cuts an activation map, and figures on how it
   maxbox     the best one for the evaluated images: MaxBoxAcc, MaxBoxAccV2
   published  as the SCM paper's code did: each metric its own best on these images
 
-A threshold is a number for all images (rule global), or follows each map: mean + value * standard deviation
-(deviation), mean + value * (Otsu's threshold - mean) (between), or value * sqrt(mean * Otsu's threshold)
-(geometric). --rule tells heldout which one to choose.
+A threshold is a number for all images (rule global), or follows each map. --rule, below, lists the formulas; it
+tells heldout which one to choose.
 
 Where nobody has drawn the boxes of the validation split, --val-boxes takes others for it: what scm-fast predict
 --format coco found, or a wsolevaluation folder. The boxes of the evaluated split stay its own.
@@ -44,7 +43,7 @@ from pathlib import Path
 from .. import choices
 from ..errors import InputError
 from ..files import make_folder
-from ..threshold import BEST, make_threshold
+from ..threshold import BEST, get_rule, make_threshold, rule_names
 from .program import Parser
 
 
@@ -69,7 +68,8 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--threshold", help="for --protocol fixed: a number in [0, 1), or such as between:0.3"
     )
-    parser.add_choice("--rule", choices.heldout_rules, default=BEST, help=f"of heldout ({BEST})")
+    formulas = "; ".join(f"{name}: {get_rule(name).meaning}" for name in rule_names())
+    parser.add_choice("--rule", choices.heldout_rules, default=BEST, help=f"of heldout ({BEST}). {formulas}")
     parser.add_argument("--step", type=float, default=0.001, help="of the thresholds that are tried (0.001)")
     parser.add_argument("--strategy", help="maps to combine, such as F4*S4 (F0*S0)")
     other = parser.add_argument("--map")

@@ -87,7 +87,7 @@ def execute(args: argparse.Namespace) -> int:
     from ..journal import Journal
     from ..localizer import Localizer, image_files
     from ..models import load_classifier, load_model
-    from ..threshold import Threshold
+    from ..threshold import Choice, Threshold
 
     if missing := [str(path) for path in args.images if not path.exists()]:
         raise InputError(f"no such image file or folder: {', '.join(missing)}")
@@ -112,10 +112,12 @@ def execute(args: argparse.Namespace) -> int:
     with contextlib.closing(Journal(args.out, _what_counts(args))) as journal:
         journal.begin()
         if journal.notes:
-            localizer.threshold = Threshold(**journal.notes["threshold"])
+            notes = journal.notes
+            localizer.choice = Choice(Threshold(**notes["threshold"]), notes["chosen_by"])
         else:
-            chosen_by = _choose_threshold(localizer, args.threshold, files)
-            journal.start({"threshold": asdict(localizer.threshold), "chosen_by": chosen_by})
+            if localizer.choice.is_open:
+                localizer.choose_threshold(files)
+            journal.start({"threshold": asdict(localizer.threshold), "chosen_by": localizer.choice.reason})
         if journal.done:
             print(f"{len(journal)} of {len(files)} images are done already", file=sys.stderr)
         failures = _predict(localizer, journal, files, args)
@@ -130,7 +132,7 @@ def execute(args: argparse.Namespace) -> int:
         unread = f", {failures} could not be read" if failures else ""
         print(
             f"{len(journal)} images{boxes} in {written}{unread}; "
-            f"threshold {localizer.threshold} ({journal.notes['chosen_by']})"
+            f"threshold {localizer.threshold} ({localizer.choice.reason})"
         )
         journal.remove()
     return 1 if failures else 0
@@ -151,15 +153,6 @@ def _identity(value: object) -> str:
     file = value / WEIGHTS_FILE if value.is_dir() else value
     status = file.stat()
     return f"{file.resolve()} ({status.st_size} bytes, {status.st_mtime_ns})"
-
-
-def _choose_threshold(localizer: Localizer, given: str | None, files: list[Path]) -> str:
-    """Whose threshold it is, in words."""
-    if given is not None:
-        return "given"
-    if localizer.follows_checkpoint:
-        return "the checkpoint's"
-    return localizer.choose_threshold(files)
 
 
 def _predict(localizer: Localizer, journal: Journal, files: list[Path], args: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import InputError
-from ..threshold import CUTS, INTERPOLATIONS, SEPARATION_VALUES, map_statistics
+from ..threshold import CUTS, INTERPOLATIONS, map_statistics, no_separation
 from .boxes import EVALUATION_SIZE, box_iou, resize_map, scale_to_evaluation, thresholds
 from .metrics import DELTAS, TOP, SplitMetrics
 from .pixels import pixel_counts
@@ -118,7 +118,7 @@ class Evaluator:
                 "top_score": _five_columns(np.asarray(top_score, dtype=np.float32), 0),
                 "image_size": sizes,
                 "separation": np.asarray(
-                    np.zeros((count, len(SEPARATION_VALUES))) if separation is None else separation,
+                    no_separation(count) if separation is None else separation,
                     dtype=np.float32,
                 ),
                 "truth_count": np.array([len(t) for t in truth], dtype=np.int32),
@@ -174,7 +174,7 @@ class Evaluator:
             top_class_box=np.zeros((0, CUTS, 4), self._dtype),
             true_class_statistics=np.zeros((0, 3)),
             top_class_statistics=np.zeros((0, 3)),
-            separation=np.zeros((0, len(SEPARATION_VALUES)), np.float32),
+            separation=no_separation(0),
             every_box_hit=np.zeros((0, len(DELTAS), (CUTS + 7) // 8), np.uint8),
             truth_count=np.zeros(0, np.int32),
             truth=np.zeros((0, 4), np.int32),

@@ -40,19 +40,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError
-from ..threshold import CUTS, RULES, MapStatistics, Threshold, cut_levels
+from ..threshold import CUTS, MapStatistics, Threshold, best_value, cut_levels, get_rule, rule_names
+from ..threshold.boxed import BestValue
 from .boxes import box_area
 from .pixels import pixel_average_precision
 from .table import Cuts, EvaluationTable
 
 TOP = 5  # classes that are kept of each image
 DELTAS = (0.3, 0.5, 0.7)
-# Values of the rules of each image's own that curves are over; those of `global` are the evaluator's thresholds.
-RULE_VALUES = {
-    "deviation": np.round(np.arange(-1, 2.01, 0.05), 2),
-    "geometric": np.round(np.arange(0, 2.01, 0.05), 2),
-    "between": np.round(np.arange(-1, 1.51, 0.05), 2),
-}
 KINDS = ("correct", "class", "multi_instance", "part", "more", "region")
 # IoU is needed for every image and level; a chunk of images at a time keeps the scratch memory at some MB.
 _CHUNK = 256
@@ -99,7 +94,8 @@ class SplitMetrics:
 
     def values(self, rule: str) -> NDArray[np.float64]:
         """(V,), of a threshold rule, ascending."""
-        return self.thresholds if rule == "global" else RULE_VALUES[rule]
+        own = get_rule(rule).values
+        return self.thresholds if own is None else own
 
     @property
     def curves(self) -> dict[str, NDArray[np.float64]]:
@@ -112,7 +108,7 @@ class SplitMetrics:
         `gt_known_published`, and `every_box@0.3`, `@0.5`, `@0.7` (a hit of any contour's box); empty without
         ground-truth boxes."""
         rows = np.flatnonzero(self.has_boxes)
-        sums: dict[str, dict[str, NDArray[np.int64]]] = {rule: {} for rule in RULES}
+        sums: dict[str, dict[str, NDArray[np.int64]]] = {rule: {} for rule in rule_names()}
         for begin in range(0, len(rows), _CHUNK):
             chunk = rows[begin : begin + _CHUNK]
             part = self.table.select(chunk)
@@ -171,13 +167,9 @@ class SplitMetrics:
             without = ("top1", "top5", "class")
         return {name: value for name, value in figures.items() if not name.startswith(without)}
 
-    def best(self, curve: str, rule: str = "global") -> tuple[float, float]:
-        """(value in percent, the rule's value) of a curve's maximum; of equals the middle one, which is
-        likeliest to serve other images as well."""
-        values = self.rule_curves[rule][curve]
-        equals = np.flatnonzero(values == values.max())
-        position = equals[len(equals) // 2]
-        return float(values[position]), float(self.values(rule)[position])
+    def best(self, curve: str, rule: str = "global") -> BestValue:
+        """Return a curve's maximum in percent, and the rule's value there."""
+        return best_value(self.values(rule), self.rule_curves[rule][curve])
 
     @property
     def max_box_acc(self) -> tuple[float, float]:

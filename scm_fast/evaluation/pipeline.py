@@ -24,17 +24,24 @@ from .. import distributed
 from ..data import Batch, DataSource, LocalizationDataset, Problem, build_evaluation_loader
 from ..errors import InputError
 from ..models import LocalizationModel
-from ..threshold import BEST, Threshold, check_rule, token_separation
+from ..threshold import (
+    BEST,
+    FEW_WITH_BOXES,
+    Threshold,
+    check_rule,
+    protocol_to_use,
+    rules_to_choose,
+    token_separation,
+)
 from .evaluator import Evaluator
 from .metrics import TOP, SplitMetrics
 from .pixels import read_masks
 from .predictor import Predictor
-from .protocols import HELDOUT_RULES, PROTOCOLS, check_protocol, result_under
+from .protocols import PROTOCOLS, check_protocol, result_under
 from .report.gallery import choose_examples
 from .results import ImageMaps, SplitResult
 
 logger = logging.getLogger("scm_fast")
-FEW_HELD_OUT = 50  # images with boxes: the best value of fewer may be far from that of others
 
 
 @dataclass(frozen=True)
@@ -67,7 +74,7 @@ class EvaluationSettings:
 
     def __post_init__(self) -> None:
         check_protocol(self.protocol)
-        check_rule(self.rule, HELDOUT_RULES)
+        check_rule(self.rule, rules_to_choose())
         if (self.threshold is None) == (self.protocol == "fixed"):
             raise InputError("a threshold and protocol fixed go together")
 
@@ -90,18 +97,15 @@ def evaluate(
     protocol, held_out = settings.protocol, None
     if protocol in ("heldout", "unboxed"):
         held_out = _held_out(predictor, source, settings)
-        if protocol == "heldout" and not (held_out and held_out.records.has_boxes):
-            protocol = "unboxed"
-            if dataset.records.has_boxes:
-                _warn(
-                    f"protocol unboxed instead of heldout: there are no boxes in split {settings.val_split}"
-                )
+        protocol = protocol_to_use(protocol, held_out is not None and held_out.records.has_boxes)
+        if protocol != settings.protocol and dataset.records.has_boxes:
+            _warn(f"protocol unboxed instead of heldout: there are no boxes in split {settings.val_split}")
     if held_out is None or held_out is dataset:
         validation = None
     else:
         validation = validation or _predict_split(predictor, held_out, source, settings).metrics
         with_boxes = int(validation.has_boxes.sum())
-        if protocol == "heldout" and with_boxes < FEW_HELD_OUT:
+        if protocol == "heldout" and with_boxes < FEW_WITH_BOXES:
             _warn(f"the threshold is a loose choice: only {with_boxes} held-out images have boxes")
     maps: dict[int, ImageMaps] | None = {} if settings.report else None
     predicted = _predict_split(predictor, dataset, source, settings, maps)

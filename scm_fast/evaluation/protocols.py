@@ -17,11 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..errors import InputError
-from ..threshold import BEST, RULES, Threshold, check_rule, choose_unboxed
+from ..threshold import BEST, Threshold, choose_boxed, choose_unboxed
 from .metrics import SplitMetrics, kind_shares, percent
-
-# What may choose under `heldout`; of rules that are equally good, the first.
-HELDOUT_RULES = (BEST, *reversed(RULES))
 
 # Every metric, in the order of tables, with the name that people know it by.
 METRIC_NAMES = {
@@ -108,14 +105,11 @@ def fixed(test: SplitMetrics, threshold: Threshold) -> Result:
 def heldout(test: SplitMetrics, validation: SplitMetrics, rule: str = BEST) -> Result:
     """Rule and value of the best GT-Known on the validation split, applied to the test split.
 
-    rule: one of `RULES`, or `best` for the one of them that is.
+    rule: the one to choose a value for, or `best` for any.
     """
-    check_rule(rule, HELDOUT_RULES)
     if not validation.has_boxes.any():
         raise InputError("protocol heldout needs boxes in the validation split")
-    candidates = HELDOUT_RULES[1:] if rule == BEST else (rule,)
-    best = max(candidates, key=lambda name: validation.best("gt_known", name)[0])  # the first of equals
-    threshold = test.threshold(validation.best("gt_known", best)[1], best)
+    threshold = test.threshold(*choose_boxed(lambda name: validation.best("gt_known", name), rule))
     count = int(validation.has_boxes.sum())
     choice = f"{threshold}, the best GT-Known on {_boxes_of(validation, f'{count} held-out images')}"
     return _at_threshold(test, "heldout", threshold, choice)
@@ -123,8 +117,8 @@ def heldout(test: SplitMetrics, validation: SplitMetrics, rule: str = BEST) -> R
 
 def unboxed(test: SplitMetrics, validation: SplitMetrics) -> Result:
     """A threshold that the images of the validation split choose without their boxes."""
-    threshold, reason = choose_unboxed(validation.table.separation, test.cuts.interpolation)
-    return _at_threshold(test, "unboxed", threshold, f"{threshold}, {reason}")
+    choice = choose_unboxed(validation.table.separation, test.cuts.interpolation)
+    return _at_threshold(test, "unboxed", choice.threshold, f"{choice.threshold}, {choice.reason}")
 
 
 def maxbox(test: SplitMetrics) -> Result:

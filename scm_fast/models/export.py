@@ -116,7 +116,7 @@ def _metadata(config: ModelConfig) -> dict[str, str]:
         "image_size": list(config.image_size),  # height, width
         "mean": list(config.mean),
         "std": list(config.std),
-        "threshold": asdict(threshold_to_use(config.threshold)),
+        "threshold": asdict(threshold_to_use(config.threshold).threshold),
     }
     return {key: json.dumps(value) for key, value in known.items()}
 

@@ -16,7 +16,7 @@ from ..evaluation.boxes import Located, locate
 from ..evaluation.predictor import Predictor, Strategy
 from ..models import load_classifier, load_model
 from ..models.maps import map_names
-from ..threshold import Threshold, threshold_to_use
+from ..threshold import DEFAULT_THRESHOLD, Threshold, threshold_to_use
 from .maps import PANEL, TITLE, Subject, images_of_split, outline_boxes, show_image
 from .reading import Evaluated, Run
 
@@ -90,7 +90,7 @@ def _viewer(folder: Run | Evaluated, device: torch.device) -> Viewer:
     """The model that a run kept, or the one that was evaluated, as it was evaluated."""
     if isinstance(folder, Run):
         model = load_model(folder.kept_model)
-        return Viewer(Predictor(model.to(device), device), threshold_to_use(model.config.threshold))
+        return Viewer(Predictor(model.to(device), device), threshold_to_use(model.config.threshold).threshold)
     about = folder.evaluation
     if folder.foreign_classes:
         file = None if about["checkpoint"] == about["backbone"] else Path(about["checkpoint"])
@@ -108,4 +108,4 @@ def _viewer(folder: Run | Evaluated, device: torch.device) -> Viewer:
         foreign_classes=folder.foreign_classes,
     )
     cut = about["threshold"], about["threshold_rule"], about["interpolation"]
-    return Viewer(predictor, threshold_to_use(None) if cut[0] is None else Threshold(*cut))
+    return Viewer(predictor, DEFAULT_THRESHOLD if cut[0] is None else Threshold(*cut))

@@ -104,7 +104,7 @@ def compute_maps(
     """What the model makes of each image; the box is cut at its own threshold."""
     model = model.to(device).eval()
     preprocessing = Predictor(model, device).preprocessing
-    threshold = threshold_to_use(model.config.threshold)
+    threshold = threshold_to_use(model.config.threshold).threshold
     results = []
     for subject in subjects:
         pixels = preprocessing.prepare(subject.image).unsqueeze(0).to(device)

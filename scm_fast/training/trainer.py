@@ -306,7 +306,7 @@ class Trainer:
         # Each process has a batch norm's statistics of its own images; the first one's are saved.
         distributed.copy_of_first(self.kept.buffers())
         predictor = Predictor(self.kept, self.device, amp=self.amp)
-        done = evaluate(predictor, self.source, validation_settings(self.config, self.source))
+        done = evaluate(predictor, self.source, validation_settings(self.config))
         result = done.result
         self.kept.config.threshold = result.threshold
         if distributed.is_first():

@@ -22,13 +22,10 @@ from ..threshold import Threshold, make_threshold
 from .config import TrainConfig
 
 
-def validation_settings(config: TrainConfig, source: DataSource) -> EvaluationSettings:
-    """For the validation split, which chooses its own threshold unless that is fixed: by its boxes, or without
-    if it has none."""
-    boxes = source.validation(config.val_split).records.has_boxes
-    protocol = "unboxed" if config.protocol == "heldout" and not boxes else config.protocol
+def validation_settings(config: TrainConfig) -> EvaluationSettings:
+    """For the validation split, which chooses its own threshold unless that is fixed."""
     return EvaluationSettings(
-        protocol,
+        config.protocol,
         _threshold(config),
         config.rule,
         split=config.val_split,
