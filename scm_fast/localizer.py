@@ -84,7 +84,7 @@ class Localizer:
         batch_size: images that go through the network at once.
         threshold: of the box: a number in [0, 1) of the map's range, or a rule of each image's own such as
             "between:0.3", for maps that are resized as the checkpoint's threshold wants them. By default the
-            checkpoint's; without one "between:0.2", which `choose_threshold` may improve.
+            checkpoint's; without one "between:0.3", which `choose_threshold` may improve.
         top_k: how many classes a prediction lists.
         mirror: average scores and maps with those of the mirror image, in two passes.
         max_boxes: most boxes of an image. From 2 on, other parts of the map that are large enough have theirs too.
@@ -119,7 +119,7 @@ class Localizer:
         self.predictor = Predictor(self.model, self.device, mirror=mirror, map=map, refine=refine)
         self.batch_size = batch_size
         chosen = config.threshold if map is None and not refine else None
-        self.choice = threshold_to_use(chosen, threshold)
+        self.choice = threshold_to_use(chosen, threshold, self.predictor.prescribed_threshold)
         self.top_k = min(top_k, config.num_classes)
         self.max_boxes = max_boxes
         self.class_names = self.predictor.class_names
@@ -171,7 +171,9 @@ class Localizer:
             if readable := [item for item in loaded if isinstance(item, _Loaded)]:
                 localization, maps = self._predict(readable)
                 parts.append(token_separation(maps[:, 0].float().cpu().numpy(), localization.tokens))
-        self.choice = choose_unboxed(np.concatenate(parts), self.threshold.interpolation)
+        self.choice = choose_unboxed(
+            np.concatenate(parts), self.threshold.interpolation, self.predictor.prescribed_threshold
+        )
         return self.choice.reason
 
     def stream(self, images: ImageLike | Iterable[ImageLike]) -> Iterator[Prediction | Failure]:

@@ -253,7 +253,7 @@ def test_heldout_without_boxes_to_choose_by_is_unboxed_and_says_so(in_process, c
         assert metrics["protocol"] == ("unboxed" if "val.json" in missing else "heldout")
         assert f"protocol {metrics['protocol']}; threshold {metrics['threshold_choice']}" in shown
         if "val.json" in missing:
-            assert (metrics["threshold"], metrics["threshold_rule"]) == (0.2, "between")
+            assert (metrics["threshold"], metrics["threshold_rule"]) == (0.3, "between")
             assert "7 images are too few to choose by" in metrics["threshold_choice"]
         assert ("gt_known" in metrics["metrics"]) == ("test.json" not in missing)
         assert metrics["images"] == len(rows) == 17

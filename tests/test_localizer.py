@@ -112,7 +112,7 @@ def test_batches_do_not_change_results(checkpoint, pictures):
 
 def test_the_threshold_is_the_argument_then_the_checkpoints(checkpoint, tmp_path):
     model = load_model(checkpoint)
-    assert Localizer(model).threshold == Threshold(0.2, "between")
+    assert Localizer(model).threshold == Threshold(0.3, "between")
     assert Localizer(model, threshold="deviation:0.4").threshold == Threshold(0.4, "deviation")
     model.config.threshold = Threshold(0.3, interpolation="linear")
     again = load_model(save_model(model, tmp_path))
@@ -340,7 +340,7 @@ def test_predict_says_whose_threshold_it_took(checkpoint, pictures, tmp_path, ca
     folder, _ = pictures
     model = load_model(checkpoint)
     cases = (
-        (None, (), "threshold between:0.2 (the default: 3 images are too few"),
+        (None, (), "threshold between:0.3 (the default: 3 images are too few"),
         (Threshold(0.3), (), "threshold global:0.3 (the checkpoint's)"),
         (Threshold(0.3), ("--threshold", "between:0.4"), "threshold between:0.4 (given)"),
     )
@@ -372,7 +372,7 @@ def test_a_threshold_that_the_images_choose(checkpoint, pictures, tmp_path, caps
         shares.append(token_separation(localization.activation_map().numpy(), localization.tokens))
     assert chosen == choose_unboxed(np.concatenate(shares * 4)).threshold
     assert chosen.rule == "between"
-    assert chosen.value != 0.2
+    assert chosen.value != 0.3
     seen.clear()
     assert "tokens of 84 images" in localizer.choose_threshold(paths * 84)  # every third of 252
     assert sum(seen) == 84

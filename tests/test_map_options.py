@@ -53,7 +53,7 @@ def test_a_classifier_of_timm_localises_as_it_is(photos, weights, tmp_path, caps
     assert main(["predict", str(photos), *options, "--out", str(tmp_path)]) == 0
     rows = list(csv.DictReader((tmp_path / "predictions.csv").open()))
     assert len(rows) == 3
-    assert "threshold between:0.2 (the default" in capsys.readouterr().out
+    assert "threshold between:0.3 (the default" in capsys.readouterr().out
     network = timm.create_model("deit_tiny_patch16_224").eval()
     network.load_state_dict(torch.load(weights))
     model = load_classifier("deit_tiny_patch16_224", weights)

@@ -292,9 +292,9 @@ def test_a_peak_lies_between_the_values():
 
 
 def test_the_choice_goes_from_the_default_to_the_peak_as_images_grow_many():
-    assert str(DEFAULT_THRESHOLD) == "between:0.2"
+    assert str(DEFAULT_THRESHOLD) == "between:0.3"
     curve = 1 - (SEPARATION_VALUES - 0.5) ** 2
-    for count, value in {FEWEST_IMAGES: 0.3, 20: 0.35, 100: 0.45, 10_000: 0.499}.items():
+    for count, value in {FEWEST_IMAGES: 0.333, 50: 0.4, 200: 0.46, 10_000: 0.499}.items():
         choice = choose_unboxed(np.tile(curve, (count, 1)))
         assert choice.threshold == Threshold(value, "between")
         assert f"{count} images" in choice.reason

@@ -66,6 +66,7 @@ class SplitMetrics:
         self.cuts = cuts
         self.has_top5 = num_classes is None or num_classes > TOP
         self.pseudo_boxes: str | None = None  # where the boxes are from, if they are not the data set's own
+        self.prescribed: Threshold | None = None  # where the method cuts its own map, if it says so
         self.foreign_classes = False  # whether the model's classes are others than those of the labels
 
     def __len__(self) -> int:

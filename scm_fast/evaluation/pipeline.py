@@ -232,6 +232,7 @@ def _predict_split(
         with stopwatch:
             metrics = evaluator.compute()
         metrics.pseudo_boxes = dataset.pseudo_boxes
+        metrics.prescribed = predictor.prescribed_threshold
         metrics.foreign_classes = predictor.foreign_classes
     unread = [problem for part in distributed.gather(loader.left_out) for problem in part.values()]
     left_out = [*dataset.left_out, *sorted(unread, key=str)]

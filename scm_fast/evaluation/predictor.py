@@ -22,6 +22,7 @@ from ..errors import InputError
 from ..models import Localization, LocalizationModel
 from ..models.maps import Maps, get_map, look
 from ..models.refinement import refine_maps
+from ..threshold import Threshold
 
 DEFAULT = "F0*S0"
 
@@ -129,6 +130,12 @@ class Predictor:
         """Which map it is, for people."""
         own = f"of method {self.model.config.method}" if self.strategy == Strategy() else str(self.strategy)
         return (self.map or own) + (", refined" if self.refine else "")
+
+    @property
+    def prescribed_threshold(self) -> Threshold | None:
+        """Where the method cuts its own map; None for other maps, and where images choose."""
+        own = self.map is None and self.strategy == Strategy() and not self.refine
+        return self.model.method.threshold if own else None
 
     @property
     def class_names(self) -> list[str]:

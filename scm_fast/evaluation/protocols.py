@@ -117,7 +117,7 @@ def heldout(test: SplitMetrics, validation: SplitMetrics, rule: str = BEST) -> R
 
 def unboxed(test: SplitMetrics, validation: SplitMetrics) -> Result:
     """A threshold that the images of the validation split choose without their boxes."""
-    choice = choose_unboxed(validation.table.separation, test.cuts.interpolation)
+    choice = choose_unboxed(validation.table.separation, test.cuts.interpolation, test.prescribed)
     return _at_threshold(test, "unboxed", choice.threshold, f"{choice.threshold}, {choice.reason}")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, cast
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..spatial_calibration import SpatialCalibration
+from ..threshold import Threshold
 from . import backbones
 from .architectures import Backbone, Features
 from .config import ModelConfig
@@ -146,6 +147,7 @@ class Method:
     row_in_training, row_in_evaluation: whether F0, the CLS token's attention, is needed.
     has_semantic: whether the map depends on the class.
     keeps_classifier: whether its head is a timm network's own classifier, which is then kept.
+    threshold: where its map is cut if nobody chooses otherwise; None where images choose.
     """
 
     name: ClassVar[str]
@@ -154,6 +156,14 @@ class Method:
     row_in_evaluation: ClassVar[bool] = True
     has_semantic: ClassVar[bool] = True
     keeps_classifier: ClassVar[bool] = False
+    threshold: ClassVar[Threshold | None] = None
+
+    def measured_options(self, object_share: Callable[[], float]) -> dict[str, Any]:
+        """Return the options whose values the training images decide, before the first step.
+
+        object_share: measures how much of an image an object takes, in (0, 1).
+        """
+        return {}
 
     def calibrates(self, calibration: Mapping[str, Any]) -> bool:
         """Whether it trains with a SpatialCalibration, if these settings of one are given."""

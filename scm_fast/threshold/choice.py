@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from .value import DEFAULT_THRESHOLD, Threshold, make_threshold
 
+PRESCRIBED = "where the method cuts its own map"
+
 
 class Choice(NamedTuple):
     """A threshold, and how it was chosen, in words."""
@@ -27,14 +29,21 @@ def protocol_to_use(protocol: str, held_out_boxes: bool) -> str:
     return "unboxed" if protocol == "heldout" and not held_out_boxes else protocol
 
 
-def threshold_to_use(stored: Threshold | None, given: float | str | Threshold | None = None) -> Choice:
-    """Return what is given, else what the checkpoint has stored, else the default.
+def threshold_to_use(
+    stored: Threshold | None,
+    given: float | str | Threshold | None = None,
+    prescribed: Threshold | None = None,
+) -> Choice:
+    """Return what is given, else what the checkpoint has stored, else the method's own threshold or the default.
 
-    A number or a text is for maps that are resized as the checkpoint's threshold wants them.
+    given: a number or a text is for maps that are resized as the checkpoint's threshold wants them.
+    prescribed: where the method cuts its own map, if it says so.
     """
     own = stored or DEFAULT_THRESHOLD
     if given is not None:
         return Choice(make_threshold(given, own.interpolation), "given")
     if stored is not None:
         return Choice(stored, "the checkpoint's")
+    if prescribed is not None:
+        return Choice(prescribed, PRESCRIBED)
     return Choice(DEFAULT_THRESHOLD, "the default", is_open=True)

@@ -2,7 +2,7 @@
 
 A value that was chosen for one rule, or on maps resized one way, gives other boxes with another. So the three
 travel together: in a model's `config.json`, in `metrics.json` and in every result. A threshold is written
-`between:0.2`; a number alone is a global threshold.
+`between:0.3`; a number alone is a global threshold.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Threshold:
 
 # Where nothing is known of the images but themselves: it serves untrained attention, TS-CAM and SCM, small
 # objects and large ones. `choose_unboxed` moves it where the images say so.
-DEFAULT_THRESHOLD = Threshold(0.2, "between")
+DEFAULT_THRESHOLD = Threshold(0.3, "between")
 
 
 def make_threshold(given: float | str | Threshold, interpolation: str = "cubic") -> Threshold:

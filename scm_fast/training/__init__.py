@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Any
 from .config import TrainConfig, make_config
 
 if TYPE_CHECKING:
+    from .object_share import measure_object_share
     from .stopping import Diverged, Interrupted
     from .trainer import Trainer
 
-__all__ = ["Diverged", "Interrupted", "TrainConfig", "Trainer", "make_config"]
+__all__ = ["Diverged", "Interrupted", "TrainConfig", "Trainer", "make_config", "measure_object_share"]
 
 
 def __getattr__(name: str) -> Any:
@@ -17,6 +18,10 @@ def __getattr__(name: str) -> Any:
         from . import stopping
 
         return getattr(stopping, name)
+    if name == "measure_object_share":
+        from .object_share import measure_object_share
+
+        return measure_object_share
     if name == "Trainer":
         from .trainer import Trainer
 

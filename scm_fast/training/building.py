@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,8 +25,16 @@ def amp_dtype(name: str, device: torch.device) -> torch.dtype | None:
 
 
 def build_model(
-    config: TrainConfig, dataset: LocalizationDataset, start_from: Path | None = None
+    config: TrainConfig,
+    dataset: LocalizationDataset,
+    start_from: Path | None = None,
+    method_options: Mapping[str, Any] | None = None,
 ) -> LocalizationModel:
+    """Return the model of a run, with its first weights.
+
+    start_from: weights instead of those that the configuration names.
+    method_options: those of the configuration, if None.
+    """
     calibration = {"backend": config.backend, **config.calibration} if config.calibrates else {}
     options = dict(config.backbone_options)
     if config.drop_path_rate:
@@ -41,7 +51,7 @@ def build_model(
         attention_layers=config.attention_layers,
         class_names=dataset.class_names,
         backbone_options=options,
-        method_options=config.method_options,
+        method_options=config.method_options if method_options is None else method_options,
         calibration=calibration,
     )
     if config.small_size is not None:

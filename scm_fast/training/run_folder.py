@@ -28,6 +28,8 @@ from .. import distributed
 from ..errors import InputError
 from ..files import readable_size, replacing
 from ..models import LocalizationModel, save_model
+from ..models.checkpoint import CONFIG_FILE
+from ..models.config import ModelConfig
 from ..models.weights import WEIGHTS_FILE, read_file
 from .config import OPTIONS, TrainConfig, make_config
 from .lock import RunLock
@@ -127,6 +129,10 @@ class RunFolder:
 
     def load_checkpoint(self) -> dict[str, Any]:
         return read_file(self.checkpoint_file)
+
+    def model_config(self, name: str) -> ModelConfig:
+        """Read the configuration of a model that was saved here."""
+        return ModelConfig.read(self.path / name / CONFIG_FILE)
 
     def save_model(self, model: LocalizationModel, name: str) -> None:
         try:

@@ -33,6 +33,7 @@ from .checks import check_run, resumes
 from .config import TrainConfig
 from .logs import RunLogs
 from .meter import Meter
+from .object_share import measured_options
 from .optimization import build_optimizer, build_scheduler
 from .run_folder import RunFolder
 from .stopping import Diverged, Interrupted, StopSignal
@@ -67,8 +68,9 @@ class Trainer:
         check_run(config, self.source, device)
         self.dataset = self.source.split(config.train_split)
         self.amp = amp_dtype(config.amp, device)
+        options = self._method_options(start_from)  # before the seed: measuring makes a network of its own
         torch.manual_seed(config.seed)
-        self.model = build_model(config, self.dataset, start_from).to(device)
+        self.model = build_model(config, self.dataset, start_from, options).to(device)
         self.loader = build_loader(config, self.dataset, self.model, device)
         check_classes(self.model, self.source.validation(config.val_split))
         if config.channels_last:
@@ -104,6 +106,12 @@ class Trainer:
     def kept(self) -> LocalizationModel:
         """What is validated and saved: the model that is trained, or the average of its weights."""
         return self.model if self.average is None else self.average.model
+
+    def _method_options(self, start_from: Path | None) -> dict[str, Any]:
+        """Return the method's options; what the images decide was decided before a run was resumed."""
+        if self.resuming and self.folder.has_checkpoint:
+            return self.folder.model_config("last").method_options
+        return measured_options(self.config, self.dataset, self.device, start_from)
 
     # Checkpoints
 

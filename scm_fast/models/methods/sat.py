@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, cast
 
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from ... import distributed
 from ...errors import InputError
+from ...threshold import Threshold
 from .. import backbones
 from ..architectures import Backbone, Features, architecture_of
 from ..cls_attention import record
@@ -42,7 +43,8 @@ NAMES = {"loc_token": "spatial_token.token", "loc_embed": "spatial_token.positio
 
 @register
 class Sat(Method):
-    """area: the share of the image that an object takes, 0.25 for CUB and 0.35 for ILSVRC in the paper.
+    """area: the share of the image that an object takes, 0.25 for CUB and 0.35 for ILSVRC in the paper. With
+        `measured`, training measures it before its first step, on the attention of the pretrained network.
     fusion: what the blocks' masks make the map by; training has their mean in either case.
     start: what the spatial token is at first: random numbers, as in the paper, or the CLS token, which a pretrained
         network lets attend to the object. The learnt token is then added to the CLS token, for good.
@@ -53,9 +55,14 @@ class Sat(Method):
     row_in_evaluation = False
     has_semantic = False
 
-    area: Annotated[float, Field(gt=0, lt=1)] = 0.25
+    threshold = Threshold(1.0, "between")  # Otsu's: a mask has two levels
+
+    area: Annotated[float, Field(gt=0, lt=1)] | Literal["measured"] = 0.25
     fusion: Literal["mean", "product"] = "mean"
     start: Literal["random", "cls"] = "random"
+
+    def measured_options(self, object_share: Callable[[], float]) -> dict[str, Any]:
+        return {"area": round(object_share(), 2)} if self.area == "measured" else {}
 
     def calibrates(self, calibration: Mapping[str, Any]) -> bool:
         """If it is asked for: then the mask takes the place of the attention map in SCM's calibration."""
@@ -98,7 +105,12 @@ class Sat(Method):
         return TrainingOutput(logits, self.terms(features.own_map))
 
     def terms(self, mask: Tensor) -> dict[str, Tensor]:
-        """Of masks (B, H, W)."""
+        """Return the loss terms of masks (B, H, W)."""
+        if self.area == "measured":
+            raise InputError(
+                "method 'sat': `area: measured` is for scm-fast train; in your own loop give a number, as that "
+                "of scm_fast.training.measure_object_share"
+            )
         with torch.autocast(mask.device.type, enabled=False):
             smooth = F.conv2d(mask.unsqueeze(1), smoothing_kernel(mask), padding=1)
         return {
