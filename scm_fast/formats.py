@@ -90,8 +90,14 @@ def _annotation(number: int, image: int, label: int, box: Sequence[float], score
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> Path:
-    """One line per row. Text that a spreadsheet would take for a formula is quoted with an apostrophe."""
-    with replacing(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+    """One line per row. Text that a spreadsheet would take for a formula is quoted with an apostrophe.
+
+    Of a file name that is not UTF-8, the bytes that are not are written as \\xe9.
+    """
+    with (
+        replacing(path) as partial,
+        partial.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file,
+    ):
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
         writer.writerows({name: harmless(value) for name, value in row.items()} for row in rows)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,11 @@ class Journal:
         self._options = json.loads(json.dumps(options))
         self._descriptor = -1
         self._end = 0  # of the last whole line
-        self.done: set[str] = set()  # images
+        self.done: set[str] = set()  # images, of those that are asked for
         self.notes: dict[str, Any] = {}  # what the command found out before the first image
 
-    def begin(self) -> None:
-        """Open the journal, with what is in it if these options have begun it."""
+    def begin(self, images: Container[str]) -> None:
+        """Open the journal, with what is in it about `images` if these options have begun it."""
         self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         lines = self._lines()
         header = next(lines, None)
@@ -50,7 +50,7 @@ class Journal:
                 f"it, or --out another folder, or remove the file"
             )
         self.notes = header["notes"]
-        self.done = {line["image"] for line in lines}
+        self.done = {line["image"] for line in lines if line["image"] in images}
 
     def start(self, notes: Mapping[str, Any]) -> None:
         """Write the first line, unless the journal goes on."""
@@ -66,6 +66,8 @@ class Journal:
         lines = self._lines()
         next(lines, None)
         for line in lines:
+            if line["image"] not in self.done:  # removed since then
+                continue
             yield Finding(**{**line, "size": tuple(line["size"])})
 
     def __len__(self) -> int:

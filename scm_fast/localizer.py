@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from .data.images import IMAGE_SUFFIXES, image_size, load_image, to_rgb
+from .data.images import image_size, load_image, to_rgb
+from .data.listing import list_images
 from .devices import resolve_device
 from .errors import InputError
 from .evaluation.boxes import ScoredBox, locate
@@ -271,14 +272,19 @@ def find_images(images: ImageLike | Iterable[ImageLike]) -> Iterator[ImageLike]:
 
 
 def image_files(path: str | os.PathLike[str]) -> list[Path]:
-    """The image files below a folder, sorted; anything else is a file by itself, readable or not."""
+    """The image files below a folder, sorted; anything else is a file by itself, readable or not.
+
+    What is left out of a folder is logged.
+    """
     path = Path(path)
     if not path.is_dir():
         return [path]
-    files = sorted(p for p in path.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES and p.is_file())
-    if not files:
+    listing = list_images(path)
+    for note in listing.notes():
+        logger.warning("%s: %s", path, note)
+    if not listing.paths:
         raise InputError(f"{path}: no image files in this folder")
-    return files
+    return [path / name for name in listing.paths]
 
 
 def from_array(array: NDArray | Tensor) -> Image.Image:

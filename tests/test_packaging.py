@@ -17,7 +17,7 @@ import scm_fast
 from scm_fast.training.recipes import recipe_names
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = ("plots", "onnx", "tensorboard")
+EXTRAS = ("plots", "onnx", "tensorboard", "heic")
 
 
 def run(*command, **options) -> str:

@@ -8,19 +8,18 @@ import sys
 
 import pytest
 
-from scm_fast import InputError
+from scm_fast import InputError, lock
 from scm_fast.cli import main
-from scm_fast.training import lock
-from scm_fast.training.lock import FILE, RunLock
+from scm_fast.lock import FILE, FolderLock
 from scm_fast.training.run_folder import RunFolder
 
 HOLD = """
 import socket, sys
 from pathlib import Path
-from scm_fast.training.lock import RunLock
+from scm_fast.lock import FolderLock
 host = sys.argv[2] if len(sys.argv) > 2 else socket.gethostname()
 socket.gethostname = lambda: host
-lock = RunLock(Path(sys.argv[1]))
+lock = FolderLock(Path(sys.argv[1]))
 lock.acquire()
 print("held", flush=True)
 sys.stdin.read()
@@ -52,14 +51,14 @@ def elsewhere(tmp_path):
 
 def test_another_process_is_named(tmp_path, other):
     with pytest.raises(InputError, match=rf"process {other.pid} on .* is training here; wait for it"):
-        RunLock(tmp_path / "run").acquire()
+        FolderLock(tmp_path / "run").acquire()
     assert json.loads((tmp_path / "run" / FILE).read_text())["process"] == other.pid
 
 
 def test_lock_of_a_process_that_was_killed(tmp_path, other):
     other.kill()
     other.wait()
-    mine = RunLock(tmp_path / "run")
+    mine = FolderLock(tmp_path / "run")
     mine.acquire()
     assert json.loads((tmp_path / "run" / FILE).read_text())["process"] == os.getpid()
     mine.release()
@@ -72,12 +71,12 @@ def test_a_later_process_of_the_same_number(tmp_path, other):
     content = json.loads(file.read_text())
     assert content["started"] is not None
     file.write_text(json.dumps(content | {"started": "another boot 17"}))
-    RunLock(tmp_path / "run").acquire()
+    FolderLock(tmp_path / "run").acquire()
 
 
 def test_live_process_of_another_machine(tmp_path, elsewhere):
     with pytest.raises(InputError, match=rf"process {elsewhere.pid} on elsewhere is training here"):
-        RunLock(tmp_path / "run").acquire()
+        FolderLock(tmp_path / "run").acquire()
 
 
 def test_killed_process_of_another_machine(tmp_path, elsewhere, monkeypatch):
@@ -85,12 +84,12 @@ def test_killed_process_of_another_machine(tmp_path, elsewhere, monkeypatch):
     monkeypatch.setattr(lock, "SILENCE", 3 * lock.RENEWAL)
     elsewhere.kill()
     elsewhere.wait()
-    RunLock(tmp_path / "run").acquire()
+    FolderLock(tmp_path / "run").acquire()
     assert json.loads((tmp_path / "run" / FILE).read_text())["process"] == os.getpid()
 
 
 def test_a_lock_that_was_taken_is_left_to_its_new_holder(tmp_path):
-    mine = RunLock(tmp_path)
+    mine = FolderLock(tmp_path)
     mine.acquire()
     (tmp_path / FILE).unlink()
     (tmp_path / FILE).write_text("of another process")
@@ -101,11 +100,11 @@ def test_a_lock_that_was_taken_is_left_to_its_new_holder(tmp_path):
 def test_half_written_file(tmp_path):
     (tmp_path / FILE).write_text('{"process": 17')
     with pytest.raises(InputError, match=f"remove {tmp_path}/{FILE}"):
-        RunLock(tmp_path).acquire()
+        FolderLock(tmp_path).acquire()
 
 
 def test_a_lock_that_was_replaced_meanwhile_is_put_back(tmp_path):
-    mine = RunLock(tmp_path)
+    mine = FolderLock(tmp_path)
     (tmp_path / FILE).write_text("of a live process")
     mine._remove_stale("of a dead one")
     assert os.listdir(tmp_path) == [FILE]

@@ -6,7 +6,8 @@
   scm-fast check-data synthetic
 
 Every image is decoded, so truncated files show; --quick reads the headers alone. Each problem is listed with
-the file it is in; --json prints all of it for scripts. The exit status is 0 when there is none, 1 when there
+the file it is in, after notes on what became of the folders and what was left out; --json prints all of it for
+scripts. The exit status is 0 when there is none, 1 when there
 are some, 2 without a check.
 """
 
@@ -75,6 +76,7 @@ def execute(args: argparse.Namespace) -> int:
         "layout": layout.name,
         "folder": str(folder),
         "splits": [_summary(split) for split in splits],
+        "notes": list(dict.fromkeys(note for split in splits for note in split.notes)),
         "problems": [str(problem) for problem in problems],
     }
     if args.json:
@@ -128,6 +130,8 @@ def _print(contents: dict[str, Any]) -> None:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     for split in contents["splits"]:
         print(f"boxes of {split['split']}: {split['box_source'] or 'none'}")
+    for note in contents["notes"]:
+        print(f"note: {note}")
     problems = contents["problems"]
     print(f"{len(problems)} problem{'s' * (len(problems) != 1)}:" if problems else "no problem found")
     for problem in problems:

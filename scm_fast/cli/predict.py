@@ -28,7 +28,8 @@ overlays, it is multiplied by the score of the class.
 What is done is kept: after a Ctrl-C or on a full disk, the same command goes on where it was. The results are
 written when all images are done; until then OUT/unfinished.jsonl holds them, a line per image.
 
-An image that cannot be read is reported, and the others go on. Exit status: 0 all well, 1 some images could
+Files that are no images are counted by suffix. An image that cannot be read is reported, and the others go on.
+OUT/left_out.csv names all of them with the reason. Exit status: 0 all well, 1 some images could
 not be read, 2 wrong arguments or not one image that could be read.
 """
 
@@ -36,6 +37,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -84,17 +86,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     from ..formats import FORMATS
+    from ..found_images import find_images_for, write_left_out
     from ..journal import Journal
-    from ..localizer import Localizer, image_files
+    from ..localizer import Localizer
+    from ..lock import FolderLock
     from ..models import load_classifier, load_model
     from ..threshold import Choice, Threshold
 
-    if missing := [str(path) for path in args.images if not path.exists()]:
-        raise InputError(f"no such image file or folder: {', '.join(missing)}")
     if args.overlay_side < 1:
         raise InputError(f"--overlay-side must be positive, got {args.overlay_side}")
-    # A file that is given twice, or by itself and by its folder, is one image.
-    files = list(dict.fromkeys(file for path in args.images for file in image_files(path)))
+    found = find_images_for(args.images, args.out)
+    files = found.files
+    for note in found.notes:
+        print(f"scm-fast predict: {note}", file=sys.stderr)
     if args.pretrained and not args.model:
         raise InputError("--pretrained: goes with --model")
     localizer = Localizer(
@@ -109,8 +113,11 @@ def execute(args: argparse.Namespace) -> int:
         args.refine,
     )
     make_folder(args.out, "--out")
-    with contextlib.closing(Journal(args.out, _what_counts(args))) as journal:
-        journal.begin()
+    with (
+        FolderLock(args.out, f"--out {args.out}", "predicting"),
+        contextlib.closing(Journal(args.out, _what_counts(args))) as journal,
+    ):
+        journal.begin({str(file) for file in files})
         if journal.notes:
             notes = journal.notes
             localizer.choice = Choice(Threshold(**notes["threshold"]), notes["chosen_by"])
@@ -120,7 +127,7 @@ def execute(args: argparse.Namespace) -> int:
             journal.start({"threshold": asdict(localizer.threshold), "chosen_by": localizer.choice.reason})
         if journal.done:
             print(f"{len(journal)} of {len(files)} images are done already", file=sys.stderr)
-        failures = _predict(localizer, journal, files, args)
+        unread = _predict(localizer, journal, files, args)
         if not journal.done:
             journal.remove()
             raise InputError(
@@ -128,20 +135,24 @@ def execute(args: argparse.Namespace) -> int:
             )
         with _keeping(journal, files, args.out):
             written = FORMATS[args.format](args.out, journal, localizer.class_names)
+            list_of_others = write_left_out(args.out, [*unread, *found.left_out])
         boxes = f" with {sum(len(f.boxes) for f in journal)} boxes" if args.max_boxes > 1 else ""
-        unread = f", {failures} could not be read" if failures else ""
+        others = f", {len(unread)} could not be read" if unread else ""
+        others += f", {len(found.left_out)} left out" if found.left_out else ""
+        others += f" ({list_of_others})" if list_of_others else ""
         print(
-            f"{len(journal)} images{boxes} in {written}{unread}; "
+            f"{len(journal)} images{boxes} in {written}{others}; "
             f"threshold {localizer.threshold} ({localizer.choice.reason})"
         )
         journal.remove()
-    return 1 if failures else 0
+    return 1 if unread else 0
 
 
 def _what_counts(args: argparse.Namespace) -> dict[str, str]:
-    """The options that a result depends on; of a checkpoint, also which weights it has."""
+    """The images and options that a result depends on; of a checkpoint, also which weights it has."""
     free = ("images", "out", "format", "device", "batch_size")
-    return {name: _identity(value) for name, value in vars(args).items() if name not in free}
+    options = {name: _identity(value) for name, value in vars(args).items() if name not in free}
+    return {"images": ", ".join(os.path.realpath(path) for path in args.images), **options}
 
 
 def _identity(value: object) -> str:
@@ -155,8 +166,10 @@ def _identity(value: object) -> str:
     return f"{file.resolve()} ({status.st_size} bytes, {status.st_mtime_ns})"
 
 
-def _predict(localizer: Localizer, journal: Journal, files: list[Path], args: argparse.Namespace) -> int:
-    """Put the images that are left into the journal; gives how many of them could not be read."""
+def _predict(
+    localizer: Localizer, journal: Journal, files: list[Path], args: argparse.Namespace
+) -> list[tuple[str, str]]:
+    """Put the images that are left into the journal; gives those that could not be read, each with the reason."""
     from ..formats import Finding
     from ..localizer import Failure
     from ..overlay import save_overlay
@@ -166,7 +179,7 @@ def _predict(localizer: Localizer, journal: Journal, files: list[Path], args: ar
         for file, name in zip(files, output_names(files, args.images), strict=True)
         if str(file) not in journal.done
     ]
-    failures = 0
+    unread = []
     results = tqdm(
         localizer.stream(file for file, _ in left),
         initial=len(journal),
@@ -177,13 +190,13 @@ def _predict(localizer: Localizer, journal: Journal, files: list[Path], args: ar
     with _keeping(journal, files, args.out):
         for (_, name), result in zip(left, results, strict=True):
             if isinstance(result, Failure):
-                failures += 1
+                unread.append((result.name, result.error.removeprefix(f"{result.name}: ")))
                 results.write(f"scm-fast predict: {result.error}", file=sys.stderr)
                 continue
             if args.overlay:
                 save_overlay(args.out / "overlays" / f"{name}.jpg", result, args.overlay_side)
             journal.add(Finding.of(name, result))
-    return failures
+    return unread
 
 
 @contextlib.contextmanager

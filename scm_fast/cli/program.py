@@ -84,6 +84,8 @@ class Stop(Exception):
 
 def guarded(program: str, action: Callable[[], int | None]) -> int:
     """The status of `action`; what a user can mend is printed in a line or two, without a traceback."""
+    if hasattr(sys.stdout, "reconfigure"):  # names of files may be any bytes
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with _messages_on_stderr():
             status = action() or 0

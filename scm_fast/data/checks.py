@@ -145,7 +145,12 @@ def check_boxes(split: Split) -> list[Problem]:
             fault = _box_fault(box, record.size)
             if fault:
                 bad.append(Problem(source, f"{record.id}: box {_text(box)} {fault}", record.id))
-        needs_box = split.name in ("val", "test") and split.box_source and not split.pseudo_boxes
+        needs_box = (
+            split.name in ("val", "test")
+            and split.box_source
+            and split.needs_every_box
+            and not split.pseudo_boxes
+        )
         if needs_box and not (record.boxes or record.masks):
             without.append(Problem(source, f"{record.id}: this image has no box", record.id))
     if (

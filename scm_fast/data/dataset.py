@@ -20,6 +20,7 @@ class LocalizationDataset:
     records: a sequence of `Record` (id, label, size, boxes, masks, path).
     pseudo_boxes: the file or folder of the boxes, if these are not the data set's own.
     left_out: the problems of images that `skip_bad_images` removed.
+    notes: sentences on what became of the files, where that is not obvious.
     """
 
     def __init__(self, split: Split, root: str, left_out: Sequence[Problem] = ()) -> None:
@@ -30,6 +31,7 @@ class LocalizationDataset:
         self.pseudo_boxes = split.pseudo_boxes
         self.upright = split.upright
         self.left_out = list(left_out)
+        self.notes = list(split.notes)
         self.records = RecordTable(split.records, split.image_root)
         self._pixels = split.pixels
 

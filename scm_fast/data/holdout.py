@@ -29,8 +29,12 @@ def by_hash(records: Iterable[Record], seed: int = HOLDOUT_SEED) -> dict[int, li
     for record in records:
         classes[record.label].append(record)
     for members in classes.values():
-        members.sort(key=lambda record: hashlib.sha256(f"{seed}:{record.id}".encode()).digest())
+        members.sort(key=lambda record: _place(seed, record.id))
     return classes
+
+
+def _place(seed: int, name: str) -> bytes:
+    return hashlib.sha256(f"{seed}:{name}".encode(errors="surrogateescape")).digest()
 
 
 def split_off(records: Sequence[Record], fraction: float) -> tuple[list[Record], list[Record]]:

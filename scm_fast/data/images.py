@@ -6,6 +6,7 @@ As a PIL image, or as a uint8 tensor by the fastest decoder that serves.
 from __future__ import annotations
 
 import os
+import stat
 
 import cv2
 import numpy as np
@@ -15,15 +16,12 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional
 
 from ..errors import InputError
+from .heic import can_read_heic
+from .listing import HEIC_SUFFIXES
 
 ORIENTATION_TAG = 0x0112  # EXIF
 SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that swap width and height
 END_OF_JPEG = b"\xff\xd9"
-
-# What ImageFolder and check-data take for an image file.
-IMAGE_SUFFIXES = frozenset(
-    [".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".avif"],
-)
 
 
 def load_image(
@@ -43,7 +41,7 @@ def load_image(
     Raises InputError, with the path, for a file that is missing, truncated or no image.
     """
     try:
-        with Image.open(path) as image:
+        with _open(path) as image:
             if target_size is not None:
                 width, height = target_size
                 if upright and image.getexif().get(ORIENTATION_TAG) in SIDEWAYS:
@@ -62,7 +60,7 @@ def load_image(
 def image_size(path: str | os.PathLike[str], *, upright: bool = True) -> tuple[int, int]:
     """(width, height) as `load_image` would give them, from the header alone. Raises InputError."""
     try:
-        with Image.open(path) as image:
+        with _open(path) as image:
             width, height = image.size
             sideways = upright and image.getexif().get(ORIENTATION_TAG) in SIDEWAYS
     except FileNotFoundError:
@@ -70,6 +68,20 @@ def image_size(path: str | os.PathLike[str], *, upright: bool = True) -> tuple[i
     except Exception as error:
         raise InputError(f"{os.fspath(path)}: cannot read this image ({error})") from error
     return (height, width) if sideways else (width, height)
+
+
+def _open(path: str | os.PathLike[str]) -> Image.Image:
+    """As `Image.open`; a HEIC file needs pillow-heif, and what is no regular file is refused."""
+    _check_regular(path)
+    if os.path.splitext(path)[1].lower() in HEIC_SUFFIXES and not can_read_heic():
+        raise OSError("a HEIC photo: pip install 'scm-fast[heic]'")
+    return Image.open(path)
+
+
+def _check_regular(path: str | os.PathLike[str]) -> None:
+    """Raise an OSError for a pipe or a device: to open one may wait for ever."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError("not a regular file")
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -112,6 +124,7 @@ def _plain_jpeg(
 ) -> bytes | None:
     """The content of a file that OpenCV decodes as PIL would; None for any other."""
     try:
+        _check_regular(path)
         with open(path, "rb") as file, Image.open(file) as image:
             if image.format != "JPEG" or image.mode not in ("RGB", "L"):
                 return None

@@ -55,9 +55,11 @@ class Split:
     class_names: list[str]
     records: list[Record] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what became of the files, where that is not obvious
     box_problems: list[Problem] = field(default_factory=list)  # of the file of boxes alone
     box_source: Path | None = None  # the file or folder of the boxes; None: there are none for this split
     box_columns: str = "xyxy"  # the order in that file: xyxy or xywh
+    needs_every_box: bool = True  # False: a user's own file, which may have boxes of some images alone
     pseudo_boxes: str | None = None  # where the boxes are from, if they are not the data set's own
     upright: bool = True  # False: boxes refer to the stored pixels, EXIF orientation is not applied
     pixels: np.ndarray | None = None  # (len(records), H, W, 3) uint8 of generated images
@@ -73,14 +75,14 @@ class _Strings:
     """Read-only list of strings in one buffer: no object per entry, so forked workers share its memory."""
 
     def __init__(self, strings: Sequence[str]) -> None:
-        encoded = [s.encode() for s in strings]
+        encoded = [s.encode(errors="surrogateescape") for s in strings]  # names of files may be any bytes
         self._offsets = np.zeros(len(encoded) + 1, np.int64)
         np.cumsum([len(s) for s in encoded], out=self._offsets[1:])
         self._buffer = np.frombuffer(b"".join(encoded), np.uint8)
 
     def __getitem__(self, index: int) -> str:
         start, stop = self._offsets[index], self._offsets[index + 1]
-        return self._buffer[start:stop].tobytes().decode()
+        return self._buffer[start:stop].tobytes().decode(errors="surrogateescape")
 
     def fingerprint(self) -> str:
         return hashlib.sha256(self._offsets.tobytes() + self._buffer.tobytes()).hexdigest()

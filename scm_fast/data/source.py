@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 
 from .dataset import LocalizationDataset
-from .opening import open_dataset, resolve_layout
+from .opening import log_note, open_quietly, resolve_layout
 
 
 @dataclass
@@ -30,6 +30,7 @@ class DataSource:
     _splits: dict[tuple[str, str | os.PathLike[str] | None], LocalizationDataset] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+    _told: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def has_split(self, name: str) -> bool:
         if (name, None) in self._splits:
@@ -47,7 +48,7 @@ class DataSource:
 
     def _open(self, name: str, pseudo_boxes: str | os.PathLike[str] | None) -> LocalizationDataset:
         if (name, pseudo_boxes) not in self._splits:
-            self._splits[name, pseudo_boxes] = open_dataset(
+            dataset = self._splits[name, pseudo_boxes] = open_quietly(
                 self.root,
                 name,
                 self.layout,
@@ -56,4 +57,8 @@ class DataSource:
                 pseudo_boxes=pseudo_boxes,
                 skip_bad_images=self.skip_bad_images,
             )
+            for note in dataset.notes:  # several splits have most of them
+                if note not in self._told:
+                    log_note(self.root, note)
+                    self._told.add(note)
         return self._splits[name, pseudo_boxes]

@@ -27,12 +27,12 @@ import torch
 from .. import distributed
 from ..errors import InputError
 from ..files import readable_size, replacing
+from ..lock import FolderLock
 from ..models import LocalizationModel, save_model
 from ..models.checkpoint import CONFIG_FILE
 from ..models.config import ModelConfig
 from ..models.weights import WEIGHTS_FILE, read_file
 from .config import OPTIONS, TrainConfig, make_config
-from .lock import RunLock
 from .recipes import read_yaml
 
 
@@ -46,7 +46,7 @@ class RunFolder:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Within the `with`, no other command trains into this folder. All processes of this one enter together."""
-        lock = RunLock(self.path)
+        lock = FolderLock(self.path)
         distributed.on_first(lock.acquire)
         try:
             yield

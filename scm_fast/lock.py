@@ -1,4 +1,4 @@
-"""One command at a time in a run folder.
+"""One command at a time in a folder.
 
 The lock is a file with the process that holds it. A process that was killed leaves it behind. On its own machine
 that is recognised at once, by the process's number and the time at which it started; on another one by the time of
@@ -17,19 +17,33 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from ..errors import InputError
+from .errors import InputError
 
 FILE = "run.lock"
 RENEWAL = 2.0  # seconds between two renewals
 SILENCE = 20.0  # seconds without one after which the process of another machine is dead
 
 
-class RunLock:
-    def __init__(self, folder: Path) -> None:
+class FolderLock:
+    """Use it in a `with`, or by `acquire` and `release`.
+
+    what: the folder, as errors call it.
+    work: what this process does in it, as the errors of others say: it is "training" here.
+    """
+
+    def __init__(self, folder: Path, what: str = "the run folder", work: str = "training") -> None:
         self._folder, self._file = folder, folder / FILE
+        self._what, self._work = what, work
         self._made_folder = False
         self._descriptor = -1
         self._released = threading.Event()
+
+    def __enter__(self) -> FolderLock:
+        self.acquire()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.release()
 
     def acquire(self) -> None:
         """Raise an InputError that names the other process if there is one."""
@@ -45,9 +59,7 @@ class RunLock:
                     raise InputError(self._refusal(holder))
                 self._remove_stale(content)
         except OSError as error:
-            raise InputError(
-                f"{self._folder}: the run folder cannot be written ({error.strerror})"
-            ) from error
+            raise InputError(f"{self._folder}: {self._what} cannot be written ({error.strerror})") from error
 
     def release(self) -> None:
         self._released.set()
@@ -61,7 +73,7 @@ class RunLock:
 
     def _create(self) -> bool:
         """False if the file is there."""
-        me = Holder(os.getpid(), socket.gethostname(), _start_time(os.getpid()))
+        me = Holder(os.getpid(), socket.gethostname(), _start_time(os.getpid()), self._work)
         try:
             self._descriptor = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         except FileExistsError:
@@ -124,11 +136,11 @@ class RunLock:
     def _refusal(self, holder: Holder | None) -> str:
         if holder is None:
             return (
-                f"{self._folder}: another process begins to train here; if there is none, remove {self._file}"
+                f"{self._folder}: another process begins its work here; if there is none, remove {self._file}"
             )
         return (
-            f"{self._folder}: process {holder.process} on {holder.host} is training here; wait for it, or give "
-            "--out another folder"
+            f"{self._folder}: process {holder.process} on {holder.host} is {holder.work} here; wait for it, or "
+            "give --out another folder"
         )
 
 
@@ -138,6 +150,7 @@ class Holder(NamedTuple):
     process: int
     host: str
     started: str | None
+    work: str = "training"
 
 
 def _parse(content: str) -> Holder | None:
