@@ -92,7 +92,7 @@ def _annotation(number: int, image: int, label: int, box: Sequence[float], score
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> Path:
     """One line per row. Text that a spreadsheet would take for a formula is quoted with an apostrophe.
 
-    Of a file name that is not UTF-8, the bytes that are not are written as \\xe9.
+    A byte of a file name that is not UTF-8 is written as Python shows it: \\udce9.
     """
     with (
         replacing(path) as partial,

@@ -4,6 +4,7 @@ import csv
 import gc
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 import torch
 from PIL import Image
 
-from scm_fast import Localizer, create_model, save_model
+from scm_fast import Localizer, create_model, lock, save_model
 from scm_fast.cli import main
 from scm_fast.evaluation.boxes import ScoredBox
 from scm_fast.formats import FORMATS, harmless
@@ -115,6 +116,100 @@ def test_other_options_do_not_go_on(checkpoint, photos, tmp_path, stopping, caps
     # Where the results go and how they are computed is no other command.
     assert predict(photos, checkpoint, tmp_path, "--threshold", "0.3", "--format", "csv") == 0
     assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 1 + COUNT
+
+
+def test_other_images_are_another_command(checkpoint, photos, tmp_path, stopping, capsys):
+    """Theirs would be added to those that are done."""
+    other = tmp_path / "other"
+    other.mkdir()
+    for number in range(3):
+        Image.new("RGB", (40, 30), (number, 0, 0)).save(other / f"{number}.png")
+    stopping(4)
+    assert predict(photos, checkpoint, tmp_path / "out", "--threshold", "0.3") == 130
+    stopping(100)
+    assert predict(other, checkpoint, tmp_path / "out", "--threshold", "0.3") == 2
+    assert f"images was {photos} and is now {other}" in capsys.readouterr().err
+    assert predict(photos, checkpoint, tmp_path / "out", "--threshold", "0.3") == 0
+    assert len(json.loads((tmp_path / "out/predictions.json").read_text())) == COUNT
+
+
+def test_images_that_were_removed_meanwhile_are_in_no_result(checkpoint, photos, tmp_path, stopping, capsys):
+    shutil.copytree(photos, tmp_path / "photos")
+    stopping(4)
+    assert predict(tmp_path / "photos", checkpoint, tmp_path / "out", "--threshold", "0.3") == 130
+    (tmp_path / "photos" / "00.png").unlink()
+    stopping(100)
+    assert predict(tmp_path / "photos", checkpoint, tmp_path / "out", "--threshold", "0.3") == 0
+    assert "3 of 11 images are done already" in capsys.readouterr().err
+    assert len(json.loads((tmp_path / "out/predictions.json").read_text())) == COUNT - 1
+
+
+def test_a_second_command_at_the_same_time_is_refused(checkpoint, photos, tmp_path, capsys):
+    out = tmp_path / "out"
+    code = "import sys; from pathlib import Path; from scm_fast.lock import FolderLock\n"
+    code += (
+        "with FolderLock(Path(sys.argv[1]), work='predicting'): print('held', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(out)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
+        assert first.stdout.readline() == b"held\n"
+        assert predict(photos, checkpoint, out) == 2
+        assert f"{out}: process {first.pid} on " in (said := capsys.readouterr().err)
+        assert "is predicting here; wait for it, or give --out another folder" in said
+        assert os.listdir(out) == [lock.FILE]
+        first.communicate()
+    assert predict(photos, checkpoint, out) == 0
+    assert os.listdir(out) == ["predictions.json"]
+
+
+@pytest.mark.parametrize("out", ["found", "."], ids=["below", "the same folder"])
+def test_its_own_pictures_are_no_images(checkpoint, photos, tmp_path, capsys, out):
+    folder = shutil.copytree(photos, tmp_path / "photos")
+    for _ in range(2):
+        assert predict(folder, checkpoint, folder / out, "--overlay") == 0
+        assert len(json.loads((folder / out / "predictions.json").read_text())) == COUNT
+    assert "results of scm-fast predict" in capsys.readouterr().err
+    assert predict(folder, checkpoint, tmp_path / "elsewhere") == 0
+    assert len(json.loads((tmp_path / "elsewhere" / "predictions.json").read_text())) == COUNT
+
+
+def test_what_is_left_out_is_said_and_written(checkpoint, photos, tmp_path, capsys):
+    folder = shutil.copytree(photos, tmp_path / "photos")
+    (folder / "clip.mov").touch()
+    (folder / "notes.txt").touch()
+    (folder / "broken.jpg").write_bytes(b"no image")
+    os.mkfifo(folder / "pipe.png")
+    assert predict(folder, checkpoint, tmp_path / "out") == 1
+    printed = capsys.readouterr()
+    assert "left out 2 files that are no image: 1 .mov, 1 .txt" in printed.err
+    left_out = tmp_path / "out" / "left_out.csv"
+    assert f"1 could not be read, 3 left out ({left_out})" in printed.out
+    with left_out.open() as file:
+        reasons = {os.path.basename(row["file"]): row["reason"] for row in csv.DictReader(file)}
+    assert reasons["clip.mov"] == reasons["notes.txt"] == "no image file, by its suffix"
+    assert reasons["pipe.png"] == "not a regular file"
+    assert reasons["broken.jpg"].startswith("cannot read this image")
+    for name in ("clip.mov", "notes.txt", "broken.jpg", "pipe.png"):
+        (folder / name).unlink()
+    assert predict(folder, checkpoint, tmp_path / "out") == 0
+    assert not left_out.exists()
+
+
+def test_a_pipe_is_no_image(checkpoint, tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe.png")
+    assert predict(tmp_path / "pipe.png", checkpoint, tmp_path / "out") == 2
+    assert "pipe.png: cannot read this image (not a regular file)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_name_that_is_not_utf8(checkpoint, photos, tmp_path, form, capsys):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    shutil.copy(photos / "00.png", os.path.join(os.fsencode(folder), b"caf\xe9.png"))
+    assert predict(folder, checkpoint, tmp_path / "out", "--format", form, "--overlay") == 0
+    assert len(os.listdir(tmp_path / "out/overlays")) == 1
+    if form == "csv":
+        assert r"caf\udce9.png" in (tmp_path / "out/predictions.csv").read_text()
 
 
 def test_a_line_that_was_cut_short_is_done_again(checkpoint, photos, tmp_path, stopping):

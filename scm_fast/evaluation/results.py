@@ -175,6 +175,7 @@ def metrics_content(done: SplitResult) -> dict[str, Any]:
         "images_per_second": done.images_per_second,
         "timing": done.timing,
         "left_out": [{"image": problem.record_id, "problem": str(problem)} for problem in done.left_out],
+        "notes": done.dataset.notes,
         "metrics": _metrics_content(result),
         "unboxed": None
         if done.unboxed is None
