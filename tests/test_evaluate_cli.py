@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -211,6 +212,70 @@ def test_an_image_without_a_box_is_named(in_process, checkpoint, tmp_path):
     shown = in_process(*common, "--skip-bad-images")
     assert "left out 1 image" in shown
     assert "005.jpg" in shown
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["given", "in the folder"])
+def test_boxes_of_the_test_images_alone(in_process, checkpoint, tmp_path, caplog, given):
+    """The images choose the threshold, and the boxes measure."""
+    data = make_data(tmp_path / "data")
+    for split in ("train", "val"):
+        (data / f"{split}.json").unlink()
+    boxes = (data / "test.json").rename((tmp_path if given else data) / "boxes.json")
+    common = ("--checkpoint", checkpoint, "--data", data, "--out", tmp_path / "out")
+    in_process(*common, *(("--boxes", boxes) if given else ()))
+    metrics, rows = read(tmp_path / "out")
+    assert metrics["protocol"] == "unboxed"
+    assert metrics["images_with_boxes"] == len(rows) == 17
+    assert "gt_known" in metrics["metrics"]
+    assert "unboxed instead of heldout: there are no boxes in split val" in caplog.text
+    assert f"for {'0 of ' * given}the 7 images of split val" in caplog.text
+
+
+def with_class_names(checkpoint, folder, names):
+    """A checkpoint whose classes have other names or another order."""
+    shutil.copytree(checkpoint, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"class_names": names}))
+    return folder
+
+
+def test_classes_in_another_order_are_matched_by_name(in_process, checkpoint, data, tmp_path, caplog):
+    names = ["ring", "square", "disc"]
+    turned = with_class_names(checkpoint, tmp_path / "turned", names)
+    predicted = {}
+    for name, model in (("plain", checkpoint), ("turned", turned)):
+        in_process("--checkpoint", model, "--data", data, "--out", tmp_path / name)
+        metrics, rows = read(tmp_path / name)
+        predicted[name] = [row["predicted_name"] for row in rows]
+        assert [row["label_name"] for row in rows] == [row["image"].split("/")[1] for row in rows]
+        right = [row["label_name"] == row["predicted_name"] for row in rows]
+        assert metrics["metrics"]["top1_cls"]["value"] == pytest.approx(100 * sum(right) / len(right))
+    assert predicted["turned"] == [names[CLASSES.index(name)] for name in predicted["plain"]]
+    assert "are in another order than the checkpoint's, and are matched by name" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["disc", "ring", "cube"], "other classes: only the checkpoint has cube; only the data has square"),
+        (["disc", "ring"], "2 classes, .* has 3: only the data has square"),
+    ],
+)
+def test_other_classes_are_refused(in_process, checkpoint, data, tmp_path, names, message):
+    if len(names) == 2:
+        model = scm_fast.create_model("deit_tiny_patch16_224", 2, image_size=64)
+        model.config.class_names = names
+        other = scm_fast.save_model(model, tmp_path / "other")
+    else:
+        other = with_class_names(checkpoint, tmp_path / "other", names)
+    with pytest.raises(scm_fast.InputError, match=message):
+        in_process("--checkpoint", other, "--data", data, "--out", tmp_path / "out")
+
+
+def test_numbers_are_no_names(in_process, checkpoint, data, tmp_path):
+    """As wsolevaluation's classes have: they go by their places."""
+    numbered = with_class_names(checkpoint, tmp_path / "numbered", ["0", "1", "2"])
+    in_process("--checkpoint", numbered, "--data", data, "--out", tmp_path / "out")
 
 
 def test_an_empty_class_folder_and_a_missing_box_file_are_named(in_process, checkpoint, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import numpy as np
@@ -47,6 +48,15 @@ class LocalizationDataset:
     @property
     def num_classes(self) -> int:
         return len(self.class_names)
+
+    def with_classes(self, class_names: Sequence[str]) -> LocalizationDataset:
+        """The same images with labels that count the same names in another order."""
+        place = {name: label for label, name in enumerate(class_names)}
+        renamed = copy.copy(self)
+        renamed.class_names = list(class_names)
+        renamed.records = copy.copy(self.records)
+        renamed.records.labels = np.array([place[name] for name in self.class_names], np.int64)[self.labels]
+        return renamed
 
     @property
     def labels(self) -> np.ndarray:

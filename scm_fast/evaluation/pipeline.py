@@ -23,7 +23,6 @@ import scm_fast
 from .. import distributed
 from ..data import Batch, DataSource, LocalizationDataset, Problem, build_evaluation_loader
 from ..errors import InputError
-from ..models import LocalizationModel
 from ..threshold import (
     BEST,
     FEW_WITH_BOXES,
@@ -33,6 +32,7 @@ from ..threshold import (
     rules_to_choose,
     token_separation,
 )
+from .classes import match_classes
 from .evaluator import Evaluator
 from .metrics import TOP, SplitMetrics
 from .pixels import read_masks
@@ -92,17 +92,18 @@ def evaluate(
     Without boxes in the validation split `heldout` cannot choose. Then it is `unboxed`, which the result says, and
     a warning if there are figures that it changes. Without such a split the evaluated images choose.
     """
-    dataset = source.validation(settings.split) if settings.validation else source.split(settings.split)
-    _check_classes_of(predictor, dataset)
+    given = source.validation(settings.split) if settings.validation else source.split(settings.split)
+    dataset = _with_classes_of(predictor, given)
     protocol, held_out = settings.protocol, None
     if protocol in ("heldout", "unboxed"):
-        held_out = _held_out(predictor, source, settings)
+        held_out = _held_out(source, settings)
         protocol = protocol_to_use(protocol, held_out is not None and held_out.records.has_boxes)
         if protocol != settings.protocol and dataset.records.has_boxes:
             _warn(f"protocol unboxed instead of heldout: there are no boxes in split {settings.val_split}")
-    if held_out is None or held_out is dataset:
+    if held_out is None or held_out is given:
         validation = None
     else:
+        held_out = _with_classes_of(predictor, held_out)
         validation = validation or _predict_split(predictor, held_out, source, settings).metrics
         with_boxes = int(validation.has_boxes.sum())
         if protocol == "heldout" and with_boxes < FEW_WITH_BOXES:
@@ -121,14 +122,11 @@ def evaluate(
     return done
 
 
-def _held_out(
-    predictor: Predictor, source: DataSource, settings: EvaluationSettings
-) -> LocalizationDataset | None:
+def _held_out(source: DataSource, settings: EvaluationSettings) -> LocalizationDataset | None:
     """The validation split, which may be the evaluated one; None if there is none or it is empty."""
     if source.val_boxes is None and not source.has_split(settings.val_split):
         return None
     held_out = source.validation(settings.val_split)
-    _check_classes_of(predictor, held_out)
     return held_out if len(held_out) else None
 
 
@@ -137,15 +135,9 @@ def _warn(sentence: str) -> None:
         logger.warning(sentence)
 
 
-def _check_classes_of(predictor: Predictor, dataset: LocalizationDataset) -> None:
-    if not predictor.foreign_classes:
-        check_classes(predictor.model, dataset)
-
-
-def check_classes(model: LocalizationModel, dataset: LocalizationDataset) -> None:
-    count = model.config.num_classes
-    if count != dataset.num_classes:
-        raise InputError(f"the checkpoint has {count} classes, {dataset.root} has {dataset.num_classes}")
+def _with_classes_of(predictor: Predictor, dataset: LocalizationDataset) -> LocalizationDataset:
+    """The data set with labels that are the model's, unless the model has classes of its own."""
+    return dataset if predictor.foreign_classes else match_classes(predictor.model, dataset)
 
 
 class _Stopwatch:

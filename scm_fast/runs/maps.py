@@ -19,7 +19,7 @@ from ..data import DataSource, LocalizationDataset
 from ..data.images import load_image
 from ..errors import InputError
 from ..evaluation.boxes import locate, resize_map
-from ..evaluation.pipeline import check_classes
+from ..evaluation.classes import match_classes
 from ..evaluation.predictor import Predictor
 from ..models import LocalizationModel
 from ..overlay import blend
@@ -90,7 +90,7 @@ def images_of_split(
     if not wanted or not all(Path(word).is_file() for word in wanted):
         dataset = source.split(split)
         if model is not None:
-            check_classes(model, dataset)
+            dataset = match_classes(model, dataset)
         # The middles of equal parts, so that they are of different classes where the data are in order.
         parts = min(count, len(dataset))
         wanted = wanted or [str((2 * part + 1) * len(dataset) // (2 * parts)) for part in range(parts)]

@@ -23,7 +23,7 @@ from .. import distributed
 from ..data import Batch, DataSource
 from ..errors import InputError
 from ..evaluation import Predictor, Result, SplitMetrics, evaluate
-from ..evaluation.pipeline import check_classes
+from ..evaluation.classes import match_classes
 from ..models import LocalizationModel
 from ..models.weights import load_strictly
 from ..threshold import threshold_from_json
@@ -72,7 +72,7 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.model = build_model(config, self.dataset, start_from, options).to(device)
         self.loader = build_loader(config, self.dataset, self.model, device)
-        check_classes(self.model, self.source.validation(config.val_split))
+        match_classes(self.model, self.source.validation(config.val_split))
         if config.channels_last:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.model.set_grad_checkpointing(config.grad_checkpointing)
