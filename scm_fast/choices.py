@@ -1,66 +1,77 @@
-"""What some options may be, found out when it is asked for: the modules that know it import torch."""
+"""What some options may be, without importing the modules that know it: most of them import torch, for seconds.
+
+Once such a module is imported, it is asked: then names count that somebody has registered. Until then these are the
+names that the package comes with; a test compares the two.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+BEST = "best"  # in place of a rule of thresholds: the one that serves best
+METRICS = (
+    *("top1_cls", "top5_cls", "top1_loc", "top5_loc", "gt_known", "gt_known_published"),
+    *("max_box_acc", "max_box_acc_v2", "px_ap", "mean_iou"),
+)
+_PACKAGE = Path(__file__).parent
 
 
 def layouts() -> Iterable[str]:
-    from .data.layouts import layout_names
-
-    return "auto", *layout_names()
+    return "auto", *(_asked("data.layouts", "layout_names") or _modules("data/layouts"))
 
 
 def takers(option: str) -> str:
     """The layouts that take `images` or `boxes`, in words."""
-    from .data import opening
-
-    return ", ".join(opening.takers(option))
+    names = {"images": ["wsol"], "boxes": ["ilsvrc", "folder"]}[option]
+    return ", ".join(_asked("data.opening", "takers", option) or names)
 
 
 def methods() -> Iterable[str]:
-    from .models.methods import method_names
-
-    return method_names()
+    return _asked("models.methods", "method_names") or _modules("models/methods")
 
 
 def maps() -> Iterable[str]:
-    from .models.maps import map_names
-
-    return map_names()
+    names = ("attention", "chefer", "gradcam", "layercam", "rollout", "rpam", "tokencut")
+    return _asked("models.maps", "map_names") or names
 
 
 def presets() -> Iterable[str]:
-    from .spatial_calibration import PRESETS
-
-    return PRESETS
+    return "paper", "official"
 
 
 def backends() -> Iterable[str]:
-    from .backends import BACKENDS
-
-    return "auto", *BACKENDS
+    return "auto", "reference", "torch", "triton"
 
 
 def precisions() -> Iterable[str]:
-    from .devices import AMP_DTYPES
-
-    return "auto", *AMP_DTYPES
+    return "auto", "none", "bf16", "fp16"
 
 
 def protocols() -> Iterable[str]:
-    from .evaluation.protocols import PROTOCOLS
-
-    return PROTOCOLS
+    return "heldout", "unboxed", "fixed", "maxbox", "published"
 
 
 def heldout_rules() -> Iterable[str]:
-    from .threshold import rules_to_choose
-
-    return rules_to_choose()
+    names = (BEST, "between", "geometric", "deviation", "global")
+    return _asked("threshold", "rules_to_choose") or names
 
 
 def metrics() -> Iterable[str]:
-    from .evaluation.protocols import METRIC_NAMES
+    return METRICS
 
-    return METRIC_NAMES
+
+def _asked(module: str, function: str, *arguments: str) -> Any:
+    """What a function of one of our modules says; None if the module is not imported."""
+    name = f"scm_fast.{module}"
+    return getattr(import_module(name), function)(*arguments) if name in sys.modules else None
+
+
+def _modules(folder: str) -> list[str]:
+    """Names of the modules in a folder of the package where each registers one thing of its own name."""
+    return sorted(
+        file.stem for file in (_PACKAGE / folder).glob("*.py") if file.stem not in ("__init__", "registry")
+    )

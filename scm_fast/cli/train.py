@@ -30,10 +30,11 @@ def add_arguments(parser: Parser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
+    config = config_from_options(args)  # what is wrong with it is said before torch is imported
     from ..training.stopping import Diverged, Interrupted
 
     try:
-        train(config_from_options(args))
+        train(config)
     except Diverged as error:
         raise Stop(str(error), 1) from None
     except Interrupted as error:

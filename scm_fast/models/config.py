@@ -63,7 +63,7 @@ class ModelConfig:
     def read(cls, path: Path) -> ModelConfig:
         try:
             values = json.loads(path.read_text())
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise InputError(f"{path}: not a JSON file ({error})") from error
         known = [f.name for f in dataclasses.fields(cls)]
         if not isinstance(values, dict) or not {"backbone", "num_classes"} <= values.keys():

@@ -70,7 +70,7 @@ def _fault_of_safetensors(path: Path, message: str) -> str:
         try:
             entries = json.loads(header)
             end = max(entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__")
-        except (ValueError, KeyError, TypeError, IndexError):
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError):
             return f"{NOT_WEIGHTS}: expected safetensors"
         if present >= end:
             return f"cannot be read as weights ({message})"

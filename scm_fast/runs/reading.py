@@ -107,7 +107,7 @@ def read_run(path: str | Path) -> Run:
 def _read_metrics(path: Path, needed: Sequence[str]) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not the metrics of an evaluation ({error})") from error
     if not isinstance(content, dict) or (missing := [name for name in needed if name not in content]):
         what = f"no {', '.join(missing)}" if isinstance(content, dict) else "not a JSON object"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import typing
 from collections.abc import Callable, Iterable
 from dataclasses import field
 from pathlib import Path
@@ -15,7 +16,6 @@ from pydantic import Field
 
 from .. import choices
 from ..errors import TIMEOUT, InputError
-from ..threshold import BEST, make_threshold
 
 if TYPE_CHECKING:
     from ..data import DataSource
@@ -158,7 +158,9 @@ class TrainConfig:
     # Evaluation
     protocol: str = option("heldout", "see docs/evaluation.md", choices=choices.protocols)
     threshold: float | str | None = option(None, "for protocol fixed: in [0, 1), or such as between:0.3")
-    rule: str = option(BEST, "of the threshold that protocol heldout chooses", choices=choices.heldout_rules)
+    rule: str = option(
+        choices.BEST, "of the threshold that protocol heldout chooses", choices=choices.heldout_rules
+    )
     best_metric: str = option(
         "gt_known",
         "metric of the validation split by which the best model is kept",
@@ -200,6 +202,8 @@ class TrainConfig:
         if (self.threshold is None) == (self.protocol == "fixed"):
             raise InputError("threshold and protocol: `protocol: fixed` and a `threshold` go together")
         if self.threshold is not None:
+            from ..threshold import make_threshold
+
             make_threshold(self.threshold)
         if self.train_split == "trainval" and self.val_split == "val":
             raise InputError(
@@ -269,6 +273,7 @@ def batch_for(images: int) -> int:
 
 
 OPTIONS = {option.name: option for option in dataclasses.fields(TrainConfig)}
+KINDS = typing.get_type_hints(TrainConfig, include_extras=True)
 CHOICES = {name: o.metadata["choices"] for name, o in OPTIONS.items() if o.metadata["choices"] is not None}
 
 
@@ -284,11 +289,26 @@ def make_config(values: dict[str, Any], source: str) -> TrainConfig:
         raise InputError(f"{source}: " + "; ".join(map(_sentence, problems.values()))) from None
 
 
+def check_kinds(values: dict[str, Any], source: str) -> None:
+    """Raise an InputError for values of the wrong kind, such as text for a number: at once, without torch."""
+    problems = []
+    for name, value in values.items():
+        try:
+            pydantic.TypeAdapter(KINDS[name]).validate_python(value)
+        except pydantic.ValidationError as error:
+            problems.append(_about(name, error.errors()[-1 if len(error.errors()) > 1 else 0]))
+    if problems:
+        raise InputError(f"{source}: " + "; ".join(problems))
+
+
 def _sentence(error: Any) -> str:
     if not error["loc"]:  # of __post_init__
         return str(error["ctx"]["error"])
-    name, given = error["loc"][0], error["input"]
-    return f"{name}: {error['msg'][0].lower()}{error['msg'][1:]}, got {given!r}"
+    return _about(error["loc"][0], error)
+
+
+def _about(name: str, error: Any) -> str:
+    return f"{name}: {error['msg'][0].lower()}{error['msg'][1:]}, got {error['input']!r}"
 
 
 def not_among(what: str, given: object, known: Iterable[str]) -> str:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from .. import safe_yaml
 from ..errors import InputError
-from .config import CHOICES, OPTIONS, TrainConfig, make_config
+from .config import CHOICES, OPTIONS, TrainConfig, check_kinds, make_config
 
 if TYPE_CHECKING:
     from ..cli.program import Parser
@@ -66,7 +67,7 @@ def read_recipe(name: str) -> dict[str, Any]:
 
 def read_yaml(path: Path) -> dict[str, Any]:
     try:
-        values = _load_literally(path.read_text())
+        values = safe_yaml.load(path.read_text(), _take_text_literally)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -76,22 +77,16 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return values or {}
 
 
-def _load_literally(text: str) -> Any:
-    """As `yaml.safe_load`, but a number, date or `no` stays what was written where the option is text."""
-    loader = yaml.SafeLoader(text)
-    try:
-        root = loader.get_single_node()
-        if root is None:
-            return None
-        for key, value in root.value if isinstance(root, yaml.MappingNode) else ():
-            if key.value in TEXT_OPTIONS and isinstance(value, yaml.ScalarNode):
-                kept = {type(None): "null", bool: "bool", float: "float"}
-                tags = [f"tag:yaml.org,2002:{kept[kind]}" for kind in TEXT_OPTIONS[key.value]]
-                if value.tag not in tags:
-                    value.tag = "tag:yaml.org,2002:str"
-        return loader.construct_document(root)
-    finally:
-        loader.dispose()
+def _take_text_literally(root: yaml.Node) -> None:
+    """Keep a number, a date or `no` as it was written where the option is text."""
+    for key, value in root.value if isinstance(root, yaml.MappingNode) else ():
+        if not (isinstance(key, yaml.ScalarNode) and isinstance(value, yaml.ScalarNode)):
+            continue
+        if key.value in TEXT_OPTIONS:
+            kept = {type(None): "null", bool: "bool", float: "float"}
+            tags = [f"tag:yaml.org,2002:{kept[kind]}" for kind in TEXT_OPTIONS[key.value]]
+            if value.tag not in tags:
+                value.tag = "tag:yaml.org,2002:str"
 
 
 def add_options(parser: Parser) -> None:
@@ -134,16 +129,18 @@ def config_from_options(options: argparse.Namespace) -> TrainConfig:
     if recipe is None and "data" not in given:
         recipe = BUILTIN
     values = read_recipe(recipe) if recipe else {}
+    given = {name: _value(name, text) for name, text in given.items()}
+    check_kinds(given, "command line")
     own = make_config(values, str(recipe))  # first, so that an error names the file
     if given.get("method", own.method) != own.method:
         values.pop("method_options", None)  # they are of the recipe's method
-    return make_config(values | {k: _value(k, v) for k, v in given.items()}, "command line")
+    return make_config(values | given, "command line")
 
 
 def _value(name: str, text: str) -> Any:
     """What an option of the command line stands for: text as it is, anything else read as YAML."""
     try:
-        value = yaml.safe_load(text)
+        value = safe_yaml.load(text)
     except yaml.YAMLError as error:
         if name in TEXT_OPTIONS:
             return text
