@@ -45,10 +45,9 @@ from dataclasses import asdict
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
-from tqdm import tqdm
-
 from ..errors import InputError
 from ..files import make_folder
+from ..progress import tqdm
 from .program import Stop
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from tqdm import tqdm
-
 from ..errors import InputError
+from ..progress import tqdm
 from .images import image_size, load_image
 from .records import Problem, Record, Split
 

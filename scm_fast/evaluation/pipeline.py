@@ -16,13 +16,13 @@ import cv2
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from tqdm import tqdm
 
 import scm_fast
 
 from .. import distributed
 from ..data import Batch, DataSource, LocalizationDataset, Problem, build_evaluation_loader
 from ..errors import InputError
+from ..progress import tqdm
 from ..threshold import (
     BEST,
     FEW_WITH_BOXES,

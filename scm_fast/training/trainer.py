@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from tqdm import tqdm
 
 from .. import distributed
 from ..data import Batch, DataSource
@@ -26,6 +25,7 @@ from ..evaluation import Predictor, Result, SplitMetrics, evaluate
 from ..evaluation.classes import match_classes
 from ..models import LocalizationModel
 from ..models.weights import load_strictly
+from ..progress import tqdm
 from ..threshold import threshold_from_json
 from .average import WeightAverage
 from .building import amp_dtype, build_loader, build_model

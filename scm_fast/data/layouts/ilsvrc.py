@@ -22,9 +22,8 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import NamedTuple
 
-from tqdm import tqdm
-
 from ...errors import InputError
+from ...progress import tqdm
 from ..holdout import VAL_FRACTION, by_hash, held_out_count
 from ..listing import class_folders, image_names, image_paths
 from ..records import Box, Problem, Record, Split

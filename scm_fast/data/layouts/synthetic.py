@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
+from ...progress import tqdm
 from ..drawing import (
     SIZE,
     TEXTURES,
