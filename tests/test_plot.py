@@ -169,6 +169,15 @@ def test_grid_of_maps(scm_run):
     assert len(figure.axes[6].patches) == 2  # the true box and the one that was found
 
 
+def test_a_model_without_semantic_maps_has_one_row_and_its_map_once(tmp_path):
+    run = read_run(train(write_folder(tmp_path / "pets"), tmp_path / "run", method="cls", epochs=1))
+    model, dataset = load_model(run.kept_model), run.config.source().split("test")
+    results = compute_maps(model, choose_subjects(dataset, ["0", "1"]), CPU)
+    figure = maps_figure(results, model.config.class_names)
+    assert [axes.get_title() for axes in figure.axes] == ["image", "", "$F^0$", "box"] * 2
+    assert all(axes.images or axes.texts for axes in figure.axes), "no panel is empty"
+
+
 def test_images_that_are_chosen(scm_run, plot, tmp_path):
     photo = next((scm_run.parent / "CUB").rglob("*_0002.jpg"))
     status, written, _ = plot(scm_run, "--images", 3, photo, "--model", "last", "--out", tmp_path)

@@ -72,45 +72,23 @@ def test_commands_write_lines_into_a_log(tmp_path):
     torch.manual_seed(0)
     model = create_model("vit_tiny_patch16_224", 2, image_size=16, backbone_options=tiny)
     save_model(model, tmp_path / "model")
+    network = ("--backbone", "vit_tiny_patch16_224", "--backbone-options", str(tiny), "--image-size", "16")
+    training = ("--pretrained", "false", "--epochs", "1", "--warmup-epochs", "0", "--workers", "0")
+    checkpoint = ("--checkpoint", tmp_path / "model")
     for arguments, lines in (
         (
-            [
-                "train",
-                "--data",
-                data,
-                "--out",
-                tmp_path / "run",
-                "--pretrained",
-                "false",
-                "--epochs",
-                "1",
-                "--warmup-epochs",
-                "0",
-                "--image-size",
-                "16",
-                "--backbone",
-                "vit_tiny_patch16_224",
-                "--backbone-options",
-                str(tiny),
-                "--workers",
-                "0",
-                "--device",
-                "cpu",
-            ],
-            [
+            ("train", "--data", data, "--out", tmp_path / "run", "--device", "cpu", *network, *training),
+            (
                 r"^epoch 1/1: 8 of 8 images, .* images/s, 0:00:00 left, loss=",
                 r"^val: 2 of 2 images",
-                r"^test: 4 of",
-            ],
+                r"^test: 4",
+            ),
         ),
         (
-            ["evaluate", "--checkpoint", tmp_path / "model", "--data", data, "--workers", "0"],
-            [r"^val: 2 of 2 images", r"^test: 4 of 4 images"],
+            ("evaluate", *checkpoint, "--data", data, "--workers", "0"),
+            (r"^val: 2 of 2 images", r"^test: 4 of 4 images"),
         ),
-        (
-            ["predict", data, "--checkpoint", tmp_path / "model", "--out", tmp_path / "found"],
-            [r"^20 of 20 images"],
-        ),
+        (("predict", data, *checkpoint, "--out", tmp_path / "found"), (r"^20 of 20 images",)),
     ):
         command = [sys.executable, "-c", COMMAND, *map(str, arguments)]
         with (tmp_path / "log").open("w") as log:

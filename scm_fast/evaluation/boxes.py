@@ -87,6 +87,11 @@ def resize_map(
     return normalize_map(cv2.resize(scores, size, interpolation=_OPENCV[interpolation]))
 
 
+def are_alike(one: NDArray, other: NDArray) -> bool:
+    """Whether two maps show the same: they are equal but for a factor and a constant."""
+    return one.shape == other.shape and np.allclose(normalize_map(one), normalize_map(other), atol=1e-4)
+
+
 def thresholds(step: float) -> NDArray[np.float64]:
     """0, step, 2 step, ... below 1."""
     if not 0 < step <= 1:

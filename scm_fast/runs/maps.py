@@ -136,26 +136,35 @@ def compute_maps(
 
 
 def maps_figure(results: Sequence[BlockMaps], class_names: Sequence[str]) -> Figure:
-    """Two rows per image: image, S^0 ... S^L and the box; what it is, F^0 ... F^L and the map of the box."""
-    blocks = len(results[0].attention)
+    """Two rows per image: image, S^0 ... S^L and the box; what it is, F^0 ... F^L and the map of the box.
+
+    A model without semantic maps has one row: image, what it is, F^0, from which the box is cut, and the box.
+    """
+    has_semantic = bool(results[0].semantic)
+    rows, columns = (2, len(results[0].attention) + 2) if has_semantic else (1, 4)
     sizes = [result.subject.image.size for result in results]
-    heights = [PANEL * height / width + TITLE for width, height in sizes for _ in range(2)]
-    figure = Figure(figsize=(PANEL * (blocks + 2), sum(heights)), layout="constrained")
-    grid = figure.subplots(len(heights), blocks + 2, squeeze=False, height_ratios=heights)
+    heights = [PANEL * height / width + TITLE for width, height in sizes for _ in range(rows)]
+    figure = Figure(figsize=(PANEL * columns, sum(heights)), layout="constrained")
+    grid = figure.subplots(len(heights), columns, squeeze=False, height_ratios=heights)
     for axes in grid.flat:
         axes.set_axis_off()
-    for row, result in enumerate(results):
-        upper, lower = grid[2 * row], grid[2 * row + 1]
+    for number, result in enumerate(results):
         image = result.subject.image
+        upper, lower = grid[rows * number], grid[rows * number + rows - 1]
         show_image(upper[0], image, None, "image")
-        _write(lower[0], result, class_names)
-        for block in range(blocks):
-            if result.semantic:
-                show_image(upper[1 + block], image, result.semantic[block], f"$S^{{{block}}}$")
-            show_image(lower[1 + block], image, result.attention[block], f"$F^{{{block}}}$")
+        if has_semantic:
+            _write(lower[0], result, class_names)
+            for block, (semantic, attention) in enumerate(
+                zip(result.semantic, result.attention, strict=True)
+            ):
+                show_image(upper[1 + block], image, semantic, f"$S^{{{block}}}$")
+                show_image(lower[1 + block], image, attention, f"$F^{{{block}}}$")
+            show_image(lower[-1], image, result.activation, "$F^0 S^0$")
+        else:
+            _write(upper[1], result, class_names)
+            show_image(upper[2], image, result.activation, "$F^0$")
         show_image(upper[-1], image, None, "box")
         outline_boxes(upper[-1], result.subject.boxes, result.box)
-        show_image(lower[-1], image, result.activation, "$F^0 S^0$" if result.semantic else "$F^0$")
     return figure
 
 

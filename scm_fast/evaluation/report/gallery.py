@@ -1,7 +1,7 @@
 """The gallery: chosen images, each as panels side by side.
 
-Of one result: input, F0, S0, activation map, and box against truth. Of several: the input, and the map of each with
-both boxes.
+One result shows the input, F0, S0 and the activation map where there are such and they differ, and the box against
+the truth. Several show the input, and the map of each with both boxes.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from ...data import LocalizationDataset
 from ...overlay import blend
-from ..boxes import resize_map
+from ..boxes import are_alike, resize_map
 from ..metrics import KINDS
 from ..results import ImageResult, SplitResult
 
 PANEL = 168  # pixels, width of a panel and its largest height
-EMPTY = 235  # grey, of a map that the model does not have
+EMPTY = 235  # grey, beside a narrow picture
 OPACITY = 0.55
 TRUTH, PREDICTED = (60, 220, 80), (255, 60, 60)  # RGB: green and red
 
@@ -86,11 +86,9 @@ def of_one(done: SplitResult, position: int) -> list[Panel]:
     image = done.images[position]
     picture = small_picture(done.dataset, image)
     boxed = draw_boxes(picture, image.size, done.dataset.records[image.index].boxes, image.box)
-    captions = ("input", "F0", "S0", "map", "box")
-    return [
-        Panel(caption, _centred(panel))
-        for caption, panel in zip(captions, (picture, *_heats(done, position, picture), boxed), strict=True)
-    ]
+    heats = [(name, _heat(done, picture, values)) for name, values in _maps(done, position)]
+    panels = [("input", picture), *heats, ("box", boxed)]
+    return [Panel(caption, _centred(panel)) for caption, panel in panels]
 
 
 def of_several(results: Sequence[SplitResult], position: int) -> list[Panel]:
@@ -99,18 +97,21 @@ def of_several(results: Sequence[SplitResult], position: int) -> list[Panel]:
     panels = [Panel("input", _centred(picture))]
     for done in results:
         image = done.images[position]
-        *_, heat = _heats(done, position, picture)
+        heat = _heat(done, picture, _maps(done, position)[-1][1])
         truth = done.dataset.records[image.index].boxes
         caption = done.title if image.iou is None else f"{done.title} {image.iou:.2f}"
         panels.append(Panel(caption, _centred(draw_boxes(heat, image.size, truth, image.box))))
     return panels
 
 
-def _heats(done: SplitResult, position: int, picture: NDArray) -> list[NDArray]:
-    """F0, S0 and the activation map over the picture."""
+def _maps(done: SplitResult, position: int) -> list[tuple[str, NDArray]]:
+    """The maps that there are with their names, the activation map last; F0 is left out where it is that one."""
     assert done.maps is not None
     maps = done.maps[done.images[position].index]
-    return [_heat(picture, values, done.metrics.cuts.interpolation) for values in maps]
+    named = {"F0": maps.attention, "S0": maps.semantic, "map": maps.activation}
+    if are_alike(maps.attention, maps.activation):
+        del named["F0"]
+    return [(name, values) for name, values in named.items() if values is not None]
 
 
 def small_picture(dataset: LocalizationDataset, image: ImageResult) -> NDArray:
@@ -150,7 +151,6 @@ def _centred(panel: NDArray) -> NDArray:
     return np.pad(panel, ((0, 0), (left, PANEL - panel.shape[1] - left), (0, 0)), constant_values=EMPTY)
 
 
-def _heat(picture: NDArray, values: NDArray | None, interpolation: str) -> NDArray:
-    if values is None:
-        return np.full_like(picture, EMPTY)
-    return blend(picture, resize_map(values, picture.shape[1::-1], interpolation), OPACITY)
+def _heat(done: SplitResult, picture: NDArray, values: NDArray) -> NDArray:
+    scores = resize_map(values, picture.shape[1::-1], done.metrics.cuts.interpolation)
+    return blend(picture, scores, OPACITY)
