@@ -39,7 +39,7 @@ class Finding(NamedTuple):
 
     @property
     def detections(self) -> list[tuple[Sequence[float], float]]:
-        """The boxes with the scores that detectors give: the class's times that of the box, 1 for the first."""
+        """The boxes with the scores that detectors give: the class's times that of the box."""
         return [(box, self.classes[0]["score"] * score) for box, score in self.boxes]
 
 

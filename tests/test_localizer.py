@@ -280,9 +280,9 @@ def test_several_boxes_of_an_image(checkpoint, pictures, two_objects):
     assert len(several.boxes) == 2
     for (box, _), expected in zip(several.boxes, truth, strict=True):
         assert box_iou([box], [expected])[0, 0] > 0.6
-    assert several.boxes[0].score == 1
     kept = np.where(several.map > 0.5, several.map, 0)
-    assert several.boxes[1].score == pytest.approx(kept[120:, 120:].sum() / kept[:120, :120].sum(), rel=0.02)
+    for (_, score), part in zip(several.boxes, (kept[:120, :120], kept[120:, 120:]), strict=True):
+        assert score == pytest.approx(part.sum() / several.map.sum(), rel=0.02)
     folder, _ = pictures
     assert [len(prediction.boxes) for prediction in localizer.predict(folder)] == [1, 1, 1]
     with pytest.raises(InputError, match="max_boxes must be positive, got 0"):

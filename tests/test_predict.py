@@ -24,7 +24,9 @@ from scm_fast.formats import FORMATS, harmless
 from scm_fast.journal import FILE
 from scm_fast.localizer import ClassScore, Prediction
 from scm_fast.models import LocalizationModel
+from scm_fast.models.checkpoint import save_threshold
 from scm_fast.overlay import blend, draw_overlay, save_overlay
+from scm_fast.threshold import Threshold
 
 COUNT = 12
 SCM_FAST = [sys.executable, "-m", "scm_fast.cli"]
@@ -104,6 +106,31 @@ def test_a_threshold_that_images_chose_stays(checkpoint, photos, tmp_path, stopp
     assert predict(photos, checkpoint, tmp_path) == 0
     assert sum(seen) == COUNT - 4
     assert notes["chosen_by"] in capsys.readouterr().out
+
+
+def test_whose_threshold_can_be_said(checkpoint, photos, tmp_path, capsys):
+    assert predict(photos, checkpoint, tmp_path / "out", "--threshold", "stored") == 2
+    assert f"--threshold stored: {checkpoint} has none; scm-fast evaluate --save-" in capsys.readouterr().err
+    own = shutil.copytree(checkpoint, tmp_path / "own")
+    save_threshold(own, Threshold(0.4))
+    said = {}
+    for given in ((), ("--threshold", "stored"), ("--threshold", "auto")):
+        assert predict(photos, own, tmp_path / "out", *given) == 0
+        said[given[-1:]] = capsys.readouterr().out
+    assert "threshold global:0.4 (the checkpoint's)\n" in said[()]
+    assert said["stored",] == said[()]
+    assert f"(chosen without boxes, by the tokens of {COUNT} images); --threshold between:" in said["auto",]
+    chosen = said["auto",].split("--threshold ")[1].split(" is this one for other images too")[0]
+    assert predict(photos / "00.png", own, tmp_path / "again", "--threshold", chosen) == 0
+    assert f"threshold {chosen} (given)\n" in capsys.readouterr().out
+
+
+def test_scores_differ_between_photos(checkpoint, photos, tmp_path):
+    assert predict(photos, checkpoint, tmp_path, "--threshold", "0.4") == 0
+    entries = json.loads((tmp_path / "predictions.json").read_text())
+    scores = [entry["boxes"][0]["score"] for entry in entries]
+    assert len(set(scores)) == COUNT
+    assert all(0 < score < 1 for score in scores)
 
 
 def test_other_options_do_not_go_on(checkpoint, photos, tmp_path, stopping, capsys):

@@ -16,14 +16,17 @@ classifier of timm as it is, with its ImageNet classes: no training, and the wei
   yolo   labels/NAME.txt         class, centre and size as fractions; names in classes.txt
 
 and with --overlay a picture of every map and its boxes in OUT/overlays. A box surrounds the part of the map above a
-threshold: the checkpoint's, or one that the images choose themselves, which needs no boxes. --threshold overrules
-it, as 0.3 of the map's range or as between:0.3 of the way from the map's mean to Otsu's threshold: lower it for
-larger boxes. Where boxes are known, scm-fast evaluate --save-threshold finds the best and keeps it.
+threshold: the checkpoint's (--threshold stored), or where it has none one that the images choose themselves (auto),
+which needs no boxes. Chosen so, it depends on all images of the command: a photo may have another box among others.
+A value overrules both, as 0.3 of the map's range or as between:0.3 of the way from the map's mean to Otsu's
+threshold: lower it for larger boxes. Where boxes are known, scm-fast evaluate --save-threshold finds the best and
+keeps it.
 
 An image has one box, around the largest such part, unless --max-boxes K asks for more: then the other parts have
-theirs too, if their area is at least a tenth of the largest one's (and 64 pixels of the map, 224 x 224), K boxes at
-most. Their score is the sum of the map within, relative to the largest part's; in coco and csv, and on the
-overlays, it is multiplied by the score of the class.
+theirs too, K boxes at most, if their area is at least a tenth of the largest one's (and 64 pixels of the map, 224 x
+224) and their score a quarter of its score. The score of a box in json is the share of the whole map that lies
+within: it is high where the map has one clear object. In coco and csv, and on the overlays, it is multiplied by the
+score of the class.
 
 What is done is kept: after a Ctrl-C or on a full disk, the same command goes on where it was. The results are
 written when all images are done; until then OUT/unfinished.jsonl holds them, a line per image.
@@ -53,6 +56,9 @@ from .program import Stop
 if TYPE_CHECKING:
     from ..journal import Journal
     from ..localizer import Localizer
+    from ..threshold import Threshold
+
+AUTO, STORED = "auto", "stored"  # in place of a threshold
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +78,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="longer side of the overlays; larger images are scaled down (default 1600)",
     )
     parser.add_argument(
-        "--threshold", help="such as 0.3 or between:0.3 (default: the checkpoint's, or chosen by the images)"
+        "--threshold",
+        help="such as 0.3 or between:0.3; stored: the checkpoint's; auto: chosen by the images "
+        "(default: stored, or auto if there is none)",
     )
     parser.add_argument("--map", metavar="MAP", help="such as rollout, gradcam (default: the model's own)")
     parser.add_argument("--refine", action="store_true", help="apply SCM's diffusion to the maps")
@@ -100,17 +108,20 @@ def execute(args: argparse.Namespace) -> int:
         print(f"scm-fast predict: {note}", file=sys.stderr)
     if args.pretrained and not args.model:
         raise InputError("--pretrained: goes with --model")
+    model = load_classifier(args.model, args.pretrained) if args.model else load_model(args.checkpoint)
+    _check_stored(args, model.config.threshold)
     localizer = Localizer(
-        load_classifier(args.model, args.pretrained) if args.model else load_model(args.checkpoint),
+        model,
         args.device,
         args.batch_size,
-        args.threshold,
+        None if args.threshold in (AUTO, STORED) else args.threshold,
         args.top_k,
         args.mirror,
         args.max_boxes,
         args.map,
         args.refine,
     )
+    images_choose = args.threshold == AUTO or localizer.choice.is_open
     make_folder(args.out, "--out")
     with (
         FolderLock(args.out, f"--out {args.out}", "predicting"),
@@ -121,7 +132,7 @@ def execute(args: argparse.Namespace) -> int:
             notes = journal.notes
             localizer.choice = Choice(Threshold(**notes["threshold"]), notes["chosen_by"])
         else:
-            if localizer.choice.is_open:
+            if images_choose:
                 localizer.choose_threshold(files)
             journal.start({"threshold": asdict(localizer.threshold), "chosen_by": localizer.choice.reason})
         if journal.done:
@@ -142,9 +153,21 @@ def execute(args: argparse.Namespace) -> int:
         print(
             f"{len(journal)} images{boxes} in {written}{others}; "
             f"threshold {localizer.threshold} ({localizer.choice.reason})"
+            + f"; --threshold {localizer.threshold} is this one for other images too"
+            * images_choose
         )
         journal.remove()
     return 1 if unread else 0
+
+
+def _check_stored(args: argparse.Namespace, stored: Threshold | None) -> None:
+    """Raise an InputError if the checkpoint's threshold is asked for and there is none for this map."""
+    if args.threshold == STORED and (stored is None or args.map or args.refine):
+        why = "it is for the model's own map" if stored else f"{args.checkpoint or args.model} has none"
+        raise InputError(
+            f"--threshold {STORED}: {why}; scm-fast evaluate --save-threshold stores one, --threshold {AUTO} "
+            "lets the images choose"
+        )
 
 
 def _what_counts(args: argparse.Namespace) -> dict[str, str]:

@@ -19,15 +19,16 @@ from ..threshold import INTERPOLATIONS, Threshold, normalize_map, to_uint8
 
 EVALUATION_SIZE = (224, 224)
 _OPENCV = {"cubic": cv2.INTER_CUBIC, "linear": cv2.INTER_LINEAR}
-# What the area of another contour must be, to be an object too: a share of the largest one's, and pixels of the
-# evaluation size (a token of a 14 x 14 grid has 256).
-OTHER_SHARE, OTHER_PIXELS = 0.1, 64
+# What another contour must have, to be an object too: shares of the largest one's area and of its score, and pixels
+# of the evaluation size (a token of a 14 x 14 grid has 256).
+OTHER_AREA, OTHER_SCORE, OTHER_PIXELS = 0.1, 0.25, 64
 
 
 class ScoredBox(NamedTuple):
     """The box of an object, and how much of the map it has.
 
-    score: the sum of the map within the contour, as a share of that within the largest contour; at most 1.
+    score: the share of the whole map that lies within the contour. It is high where the map has one clear object,
+        and then boxes are better: it tells good boxes from bad ones on photos whose boxes are known.
     """
 
     box: tuple[float, float, float, float]  # x0, y0, x1, y1 in pixels of the original image
@@ -59,11 +60,9 @@ def locate(
     """
     scores = resize_map(activation, interpolation=threshold.interpolation)
     if not scores.any():
-        return Located(scores, [ScoredBox((0.0, 0.0, float(image_size[0]), float(image_size[1])), 1.0)])
+        return Located(scores, [ScoredBox((0.0, 0.0, float(image_size[0]), float(image_size[1])), 0.0)])
     levels, level = to_uint8(scores), threshold.level(scores)
-    found = [(largest_box(levels, level), 1.0)]
-    if max_boxes > 1:
-        found += other_boxes(scores, levels, level)[: max_boxes - 1]
+    found = object_boxes(scores, levels, level)[:max_boxes]
     return Located(
         scores, [ScoredBox(tuple(scale_to_image(box, image_size).tolist()), score) for box, score in found]
     )
@@ -121,34 +120,31 @@ def largest_box(levels: NDArray[np.uint8], level: int) -> NDArray[np.int64]:
     return np.array(contour_box(max(contours, key=cv2.contourArea), (width, height)), dtype=np.int64)
 
 
-def other_boxes(
+def object_boxes(
     scores: NDArray[np.float64], levels: NDArray[np.uint8], level: int
 ) -> list[tuple[NDArray[np.int64], float]]:
-    """Boxes (4,) with scores of the objects beside that of `largest_box`, the best first.
+    """Boxes (4,) of the objects with their scores: that of `largest_box`, then the others by their scores.
 
-    They are the other outermost contours of the pixels above `level` that are large enough: a hole is no object,
-    and neither is what lies in one.
+    Objects are the outermost contours of the pixels above `level`, but for those that are far smaller or fainter
+    than the largest: a hole is no object, and neither is what lies in one.
     """
     height, width = levels.shape
     _, foreground = cv2.threshold(levels, level, 255, cv2.THRESH_BINARY)
     # Not RETR_EXTERNAL: of contours of equal area, the first is to be the one that `largest_box` takes.
     contours, hierarchy = cv2.findContours(foreground, cv2.RETR_TREE, cv2.CHAIN_APPROX_SIMPLE)
-    if not contours:
-        return []
     outermost = [contour for contour, links in zip(contours, hierarchy[0], strict=True) if links[3] < 0]
     largest, *others = sorted(outermost, key=cv2.contourArea, reverse=True)
-    smallest = max(OTHER_SHARE * cv2.contourArea(largest), OTHER_PIXELS)
-    whole = _sum_within(scores, largest)
-    found = [
-        (
-            np.array(contour_box(contour, (width, height)), dtype=np.int64),
-            _sum_within(scores, contour) / whole,
-        )
-        for contour in others
-        if cv2.contourArea(contour) >= smallest
-    ]
+    whole = float(scores.sum())
+
+    def scored(contour: NDArray) -> tuple[NDArray[np.int64], float]:
+        box = np.array(contour_box(contour, (width, height)), dtype=np.int64)
+        return box, _sum_within(scores, contour) / whole
+
+    first = scored(largest)
+    smallest = max(OTHER_AREA * cv2.contourArea(largest), OTHER_PIXELS)
+    found = [scored(contour) for contour in others if cv2.contourArea(contour) >= smallest]
     found.sort(key=lambda other: other[1], reverse=True)
-    return [(box, min(1.0, score)) for box, score in found]
+    return [first, *(other for other in found if other[1] >= OTHER_SCORE * first[1])]
 
 
 def _sum_within(scores: NDArray[np.float64], contour: NDArray) -> float:
