@@ -8,10 +8,12 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+import yaml
 from data_folders import write_coco, write_folder, write_image
 from PIL import Image
 
-from scm_fast import InputError
+from scm_fast import InputError, create_model, load_model, save_model
 from scm_fast.cli import main
 from scm_fast.data import (
     DataProblems,
@@ -334,3 +336,49 @@ def test_listing_gives_reasons(tmp_path):
         "b.txt": "no image file, by its suffix",
         "c.png": "a link to what is listed already",
     }
+
+
+# --- one class ------------------------------------------------------------------------------------------
+
+
+def test_one_class_gets_the_untrained_attention(tmp_path, capsys, monkeypatch):
+    """Where is my dog? Nothing is trained, and that is said; boxes can be found all the same."""
+    for number in range(20):
+        write_image(tmp_path / "set" / "dog" / f"{number}.png", seed=number)
+    small = "{depth: 2, embed_dim: 48, num_heads: 3}"
+    torch.manual_seed(0)
+    network = create_model("deit_tiny_patch16_224", 3, "cls", backbone_options=yaml.safe_load(small))
+    save_model(network, tmp_path / "network")
+    out = tmp_path / "run"
+    common = [
+        "train",
+        "--data",
+        tmp_path / "set",
+        "--out",
+        out,
+        "--device",
+        "cpu",
+        "--backbone-options",
+        small,
+    ]
+    common += ["--backbone", "deit_tiny_patch16_224", "--workers", "0", "--epochs", "1"]
+    assert check_data(capsys, tmp_path / "set")[0] == 0
+    assert main([*map(str, common), "--warmup-epochs", "0", "--pretrained", str(tmp_path / "network")]) == 0
+    printed = capsys.readouterr()
+    assert (
+        "has one class, 'dog', and there is nothing to tell it from: labels cannot teach where" in printed.err
+    )
+    assert f"such as {tmp_path / 'set' / 'other'}" in printed.err
+    kept = load_model(out / "last")
+    assert (kept.config.method, kept.config.class_names) == ("cls", ["dog"])
+    before, after = network.backbone.state_dict(), kept.backbone.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert json.loads((out / "evaluation" / "metrics.json").read_text())["protocol"] == "unboxed"
+    photo = tmp_path / "set" / "dog" / "0.png"
+    assert (
+        main(["predict", str(photo), "--checkpoint", str(out / "last"), "--out", str(tmp_path / "found")])
+        == 0
+    )
+    assert json.loads((tmp_path / "found/predictions.json").read_text())[0]["classes"][0]["name"] == "dog"
+    assert main([*map(str, common), "--warmup-epochs", "0", "--pretrained", "false"]) == 2
+    assert "only a pretrained network's attention could be kept" in capsys.readouterr().err

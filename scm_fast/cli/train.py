@@ -10,7 +10,8 @@ In a checkout, `python train.py` is the same, and `torchrun train.py`. A configu
 options below, or the name of a recipe that is built in; any option can be given here too, and wins. What is not
 given has the value in parentheses; those are the paper's for CUB. Without --config and --data it is the recipe
 builtin. The run folder (--out) receives the resolved configuration, logs, checkpoints, the best models and
-the evaluation of the test split; scm-fast plot draws it and scm-fast compare puts it beside others. After a
+the evaluation of the test split. Of one class alone nothing can be learned: then the untrained network's attention
+is kept, and that is said. scm-fast plot draws it and scm-fast compare puts it beside others. After a
 crash or a Ctrl-C, the same command with --resume auto continues where the run was. See docs/training.md.
 """
 
@@ -47,6 +48,7 @@ def execute(args: argparse.Namespace) -> int:
 def train(config: TrainConfig) -> None:
     """A whole run: training, and the evaluation of the model that it kept."""
     from ..distributed import processes
+    from ..training.one_class import keep_untrained
     from ..training.pretraining import pretrain
     from ..training.run_folder import RunFolder
     from ..training.trainer import Trainer
@@ -55,6 +57,8 @@ def train(config: TrainConfig) -> None:
     assert config.out is not None
     source = config.source()
     with processes(config.device, config.partner_timeout) as device, RunFolder(config.out).locked():
+        if source.split(config.train_split).num_classes == 1:
+            return keep_untrained(config, device, source)
         config = config.with_batch(len(source.split(config.train_split)))
         trainer = Trainer(config, device, source, start_from=pretrain(config, device, source))
         trainer.fit()

@@ -113,7 +113,7 @@ def read(root: Path, name: str, boxes: Path | None = None) -> Split:
     listing = list_images(root, parts)
     own = listing.below(folder)
     records = _carve(_read_classes(root, folder, own, class_names, problems), name, folders)
-    if len(class_names) == 1:
+    if len(class_names) == 1 and class_folders(root / folder / class_names[0]):  # the folder above is given
         message = f"{class_names[0]!r} is the only class folder; expected a folder that holds one per class"
         problems.append(Problem(str(root / folder), message))
     split = Split(
