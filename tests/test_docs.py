@@ -23,6 +23,7 @@ from scm_fast.data.layouts import registry as layouts
 from scm_fast.models.architectures import registry as architectures
 from scm_fast.models.export import export_model
 from scm_fast.models.methods import registry as methods
+from scm_fast.threshold import rules
 from scm_fast.training.recipes import config_from_options
 
 ROOT = Path(__file__).parents[1]
@@ -73,17 +74,36 @@ def user_folder(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("page", with_code("python"), ids=page_id)
-def test_python_snippets_run(page, user_folder, monkeypatch):
-    """In order, as one program. Weights are not downloaded: pretrained=True gives random ones here."""
+CONTINUES = re.compile(r"# continues .*above")
+
+
+def programs(page: Path) -> list[list]:
+    """What somebody runs who copies a snippet: it alone, or after the one that it says it continues."""
+    found: list[list] = []
+    for block in blocks(page.read_text(), "python"):
+        found.append([*(found[-1] if CONTINUES.match(block.text) else ()), block])
+    return found
+
+
+SNIPPETS = [
+    pytest.param(page, program, id=f"{page_id(page)}-{program[-1].line}")
+    for page in with_code("python")
+    for program in programs(page)
+]
+
+
+@pytest.mark.parametrize(("page", "program"), SNIPPETS)
+def test_python_snippets_run(page, program, user_folder, monkeypatch):
+    """Each by itself. Weights are not downloaded: pretrained=True gives random ones here."""
     monkeypatch.chdir(user_folder)
     monkeypatch.setattr(timm_builder, "load_pretrained", lambda *args, **kwargs: None)
     monkeypatch.setattr(layouts, "_layouts", dict(layouts._layouts))  # pages register some of their own
     monkeypatch.setattr(architectures, "_architectures", list(architectures._architectures))
     monkeypatch.setattr(methods, "_methods", dict(methods._methods))
+    monkeypatch.setattr(rules, "_rules", dict(rules._rules))
     torch.manual_seed(0)
     namespace: dict[str, object] = {"__name__": "__main__"}
-    for block in blocks(page.read_text(), "python"):
+    for block in program:
         padded = "\n" * (block.line - 1) + block.text  # so that a traceback has the page's lines
         exec(compile(padded, str(page), "exec"), namespace)
 
