@@ -289,6 +289,20 @@ def test_boxes_of_the_test_images_alone(tmp_path, given, splits, caplog):
     assert (said if given else f"it has no box for the {len(val)} images of split val") in caplog.text
 
 
+def test_training_with_boxes_of_the_test_images_alone(tmp_path, capsys):
+    root = write_folder(tmp_path / "set")
+    write_coco(root / "boxes.json", ids(open_dataset(root, "test")))
+    tiny = "{patch_size: 8, embed_dim: 16, depth: 1, num_heads: 1}"
+    command = ["train", "--data", root, "--out", tmp_path / "run", "--device", "cpu", "--workers", "0"]
+    command += ["--backbone", "vit_tiny_patch16_224", "--backbone-options", tiny, "--pretrained", "false"]
+    command += ["--epochs", "1", "--warmup-epochs", "0", "--image-size", "16"]
+    assert main([*map(str, command)]) == 0
+    metrics = json.loads((tmp_path / "run" / "evaluation" / "metrics.json").read_text())
+    assert (metrics["protocol"], metrics["images_with_boxes"]) == ("unboxed", 4)
+    assert "gt_known" in metrics["metrics"]
+    assert "boxes.json is not used: it has no box for the 2 images of split val" in capsys.readouterr().err
+
+
 def test_boxes_of_some_images(tmp_path, caplog):
     root = write_folder(tmp_path, ("train", "test"))
     write_coco(root / "test.json", FILES[:5])
