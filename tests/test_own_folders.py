@@ -224,6 +224,17 @@ def test_names_that_are_not_utf8(tmp_path):
     assert sum(len(batch.labels) for batch in loader) == len(dataset)
 
 
+def test_a_report_on_names_that_are_not_utf8(tmp_path):
+    root = write_folder(tmp_path / "set", ("train", "val", "test"), per_class=1)
+    os.rename(root / "test" / "cat" / "cat_0.png", os.fsencode(root) + b"/test/cat/caf\xe9.png")
+    tiny = {"patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 1}
+    model = create_model("vit_tiny_patch16_224", 2, image_size=16, backbone_options=tiny)
+    command = ["evaluate", "--checkpoint", save_model(model, tmp_path / "model"), "--data", root, "--report"]
+    assert main([*map(str, command), "--out", str(tmp_path / "out"), "--workers", "0"]) == 0
+    for file in ("report.html", "predictions.csv"):
+        assert r"caf\udce9.png" in (tmp_path / "out" / file).read_text(encoding="utf-8")
+
+
 # --- the json with boxes --------------------------------------------------------------------------------
 
 FILES = [f"{name}/{name}_{number}.png" for name in ("cat", "dog") for number in range(10)]

@@ -61,9 +61,27 @@ def image_names(folder: Path) -> list[str]:
 
 def has_images(folder: Path, depth: int = 2) -> bool:
     """Whether an image is in `folder` or at most `depth` folders below (a wrong folder may be a disk)."""
-    if _Folder.read(folder).images:
-        return True
-    return depth > 0 and any(has_images(folder / name, depth - 1) for name in class_folders(folder))
+    suffixes, folders = image_suffixes(), []
+    with os.scandir(folder) as entries:
+        for entry in entries:  # until the first image: a folder may have a million
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                folders.append(entry.name)
+            elif _suffix(entry.name) in suffixes:
+                return True
+    return depth > 0 and any(has_images(folder / name, depth - 1) for name in sorted(folders))
+
+
+def holds_annotations(folder: Path) -> bool:
+    """Whether a folder has a json, and neither an image nor a folder: it is no class."""
+    has_json = False
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if _is_image(entry.name) or entry.is_dir():
+                return False
+            has_json = has_json or _suffix(entry.name) == ".json"
+    return has_json
 
 
 def image_paths(folder: Path) -> list[str]:

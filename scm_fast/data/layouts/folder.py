@@ -25,7 +25,15 @@ from pathlib import Path
 
 from .. import coco
 from ..holdout import TEST_FRACTION, VAL_FRACTION, split_off
-from ..listing import Listing, class_folders, folder_loops, has_images, image_names, list_images
+from ..listing import (
+    Listing,
+    class_folders,
+    folder_loops,
+    has_images,
+    holds_annotations,
+    image_names,
+    list_images,
+)
 from ..records import Problem, Record, Split
 from .registry import Layout, register
 
@@ -106,9 +114,9 @@ def read(root: Path, name: str, boxes: Path | None = None) -> Split:
     folder = folders.of.get(name, folders.of.get("train", ""))  # that has the images of this split
     class_names = _class_names(root / folders.of.get("train", ""))
     parts = [
-        f"{part}/{name}" if part else name
+        f"{part}/{class_name}" if part else class_name
         for part in folders.of.values() or ("",)
-        for name in _class_names(root / part)
+        for class_name in _class_names(root / part)
     ]
     listing = list_images(root, parts)
     own = listing.below(folder)
@@ -155,12 +163,8 @@ def _beside(root: Path, folders: _Folders) -> list[str]:
 
 
 def _class_names(folder: Path) -> list[str]:
-    """The class folders. One that has a json and no image is none: annotations are kept so."""
-    return [
-        name
-        for name in class_folders(folder)
-        if not any((folder / name).glob("*.json")) or has_images(folder / name)
-    ]
+    """The class folders; one with annotations alone is none."""
+    return [name for name in class_folders(folder) if not holds_annotations(folder / name)]
 
 
 def _carve(records: list[Record], name: str, folders: _Folders) -> list[Record]:

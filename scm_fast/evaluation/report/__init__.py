@@ -58,7 +58,7 @@ def write_report(path: Path, done: SplitResult, beside: Sequence[SplitResult] = 
         shown_classes=sorted({case.image.label for case in cases}),
     )
     with replacing(path) as partial:
-        partial.write_text(html, encoding="utf-8")
+        partial.write_text(html, encoding="utf-8", errors="backslashreplace")  # names may be any bytes
 
 
 def _this_model(done: SplitResult) -> PublishedRow:
