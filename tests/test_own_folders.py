@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from data_folders import write_coco, write_folder, write_image
+from data_folders import write_coco, write_cub, write_folder, write_image
 from PIL import Image
 
 from scm_fast import InputError, create_model, load_model, save_model
@@ -203,6 +203,11 @@ def test_a_pipe_does_not_hang(tmp_path, capsys):
     assert any("cat/pipe.jpg: not a regular file" in note for note in contents["notes"])
     with pytest.raises(InputError, match=r"boxes\.json: cannot read this COCO json \(it is no file\)"):
         open_dataset(root, "test", boxes=root / "boxes.json")
+    cub = write_cub(tmp_path / "cub")
+    (cub / "bounding_boxes.txt").unlink()
+    os.mkfifo(cub / "bounding_boxes.txt")
+    with pytest.raises(DataProblems, match=r"bounding_boxes\.txt: not a regular file"):
+        open_dataset(cub, "test")
 
 
 def test_names_that_are_not_utf8(tmp_path):

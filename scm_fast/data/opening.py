@@ -90,6 +90,7 @@ def open_dataset(
     pseudo_boxes: str | os.PathLike[str] | None = None,
     skip_bad_images: bool = False,
     verify: str = "auto",
+    told: set[str] | None = None,
 ) -> LocalizationDataset:
     """A checked data set.
 
@@ -102,41 +103,11 @@ def open_dataset(
         none there count for classification alone.
     skip_bad_images: leave out images with problems instead of refusing the data set; `left_out` lists them.
     verify: how closely the images are looked at, see `check_split`.
+    told: notes that are not to be logged again; receives those that are.
 
     Raises DataProblems (an InputError) that lists everything that is wrong. What was left out, and what became
     of the folders, is logged and stays in `notes`.
     """
-    dataset = open_quietly(
-        root,
-        split,
-        layout,
-        images=images,
-        boxes=boxes,
-        pseudo_boxes=pseudo_boxes,
-        skip_bad_images=skip_bad_images,
-        verify=verify,
-    )
-    for note in dataset.notes:
-        log_note(root, note)
-    return dataset
-
-
-def log_note(root: str | os.PathLike[str], note: str) -> None:
-    logger.warning("%s: %s", root, note)
-
-
-def open_quietly(
-    root: str | os.PathLike[str],
-    split: str,
-    layout: str,
-    *,
-    images: str | os.PathLike[str] | None,
-    boxes: str | os.PathLike[str] | None,
-    pseudo_boxes: str | os.PathLike[str] | None,
-    skip_bad_images: bool,
-    verify: str = "auto",
-) -> LocalizationDataset:
-    """As `open_dataset`, for callers that log the notes themselves."""
     found, folder = resolve_layout(root, layout)
     contents = read_split(
         found, folder, split, Path(images) if images else None, Path(boxes) if boxes else None
@@ -153,4 +124,9 @@ def open_quietly(
             raise DataProblems(where(root, split), problems)
     if pseudo_boxes:
         give_pseudo_boxes(contents, root, Path(pseudo_boxes))
+    told = set() if told is None else told
+    for note in contents.notes:
+        if note not in told:
+            logger.warning("%s: %s", root, note)
+            told.add(note)
     return LocalizationDataset(contents, str(root), problems)

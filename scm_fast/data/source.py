@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 
 from .dataset import LocalizationDataset
-from .opening import log_note, open_quietly, resolve_layout
+from .opening import open_dataset, resolve_layout
 
 
 @dataclass
@@ -48,7 +48,7 @@ class DataSource:
 
     def _open(self, name: str, pseudo_boxes: str | os.PathLike[str] | None) -> LocalizationDataset:
         if (name, pseudo_boxes) not in self._splits:
-            dataset = self._splits[name, pseudo_boxes] = open_quietly(
+            self._splits[name, pseudo_boxes] = open_dataset(
                 self.root,
                 name,
                 self.layout,
@@ -56,9 +56,6 @@ class DataSource:
                 boxes=self.boxes,
                 pseudo_boxes=pseudo_boxes,
                 skip_bad_images=self.skip_bad_images,
+                told=self._told,  # splits have most notes in common
             )
-            for note in dataset.notes:  # several splits have most of them
-                if note not in self._told:
-                    log_note(self.root, note)
-                    self._told.add(note)
         return self._splits[name, pseudo_boxes]

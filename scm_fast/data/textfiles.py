@@ -18,6 +18,9 @@ def read_rows(
 
     A missing file and lines with another number of fields are added to `problems`.
     """
+    if path.exists() and not path.is_file():  # to open a pipe may wait for ever
+        problems.append(Problem(str(path), "not a regular file"))
+        return
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
