@@ -27,11 +27,12 @@ class Finding(NamedTuple):
     size: tuple[int, int]  # (width, height)
     classes: Sequence[Mapping[str, Any]]  # index, name and score, best first
     boxes: Sequence[tuple[Sequence[float], float]]  # x0, y0, x1, y1 in pixels, and the box's score
+    empty: str = ""  # why there is no box
 
     @classmethod
     def of(cls, output: str, prediction: Prediction) -> Finding:
         classes = [vars(found) for found in prediction.classes]
-        return cls(output, prediction.name, prediction.size, classes, prediction.boxes)
+        return cls(output, prediction.name, prediction.size, classes, prediction.boxes, prediction.empty)
 
     @property
     def label(self) -> int:
@@ -123,15 +124,16 @@ def corner_columns(box: Sequence[float] | None, prefix: str = "") -> dict[str, o
 
 def _predictions_json(folder: Path, found: Iterable[Finding], class_names: Sequence[str]) -> Path:
     """A list, one entry per image: size, the classes, best first, and the boxes (x0, y0, x1, y1), whose first is
-    also `box`."""
+    also `box`. Without a box that is null, and `empty` says why."""
     entries = (
         {
             "image": finding.image,
             "width": finding.size[0],
             "height": finding.size[1],
-            "box": rounded(finding.boxes[0][0]),
+            "box": rounded(finding.boxes[0][0]) if finding.boxes else None,
             "boxes": [{"box": rounded(box), "score": round(score, 6)} for box, score in finding.boxes],
             "classes": list(finding.classes),
+            **({"empty": finding.empty} if finding.empty else {}),
         }
         for finding in found
     )
@@ -157,6 +159,11 @@ class _Boxes:
 
 
 def _predictions_csv(folder: Path, found: Iterable[Finding], class_names: Sequence[str]) -> Path:
+    """A line per box; an image without one has a line whose corners are empty."""
+
+    def scored(finding: Finding) -> Sequence[tuple[Sequence[float] | None, float]]:
+        return finding.detections or [(None, finding.classes[0]["score"])]
+
     rows = (
         {
             "image": finding.image,
@@ -168,7 +175,7 @@ def _predictions_csv(folder: Path, found: Iterable[Finding], class_names: Sequen
             **corner_columns(box),
         }
         for finding in found
-        for box, score in finding.detections
+        for box, score in scored(finding)
     )
     columns = ("image", "width", "height", "class", "name", "score", *corner_columns(None))
     return write_csv(folder / "predictions.csv", columns, rows)
