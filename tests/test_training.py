@@ -419,7 +419,7 @@ class TestTrainer:
             Trainer(tiny(tmp_path / "run", cub, global_batch=50), CPU)
 
     @pytest.mark.parametrize(
-        ("images", "batch"), [(5, 5), (54, 8), (500, 8), (1000, 16), (3200, 64), (5994, 64), (10**6, 256)]
+        ("images", "batch"), [(5, 5), (54, 8), (500, 8), (1600, 16), (5000, 32), (5994, 32), (10**6, 256)]
     )
     def test_a_batch_by_the_number_of_images(self, images, batch):
         assert batch_for(images) == batch

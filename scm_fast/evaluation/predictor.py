@@ -62,9 +62,10 @@ class Strategy:
                 f"strategy asks for block {self.last_block}, but the checkpoint has {blocks} calibration blocks"
                 + ("" if blocks else " (it is a baseline, or was saved for inference)")
             )
-        if not model.method.has_semantic and (self.semantic or self.last_block) and self != Strategy():
+        if not model.method.plain_factors and (self.semantic or self.last_block) and self != Strategy():
             raise InputError(
-                f"strategy {self} needs semantic maps, and a model with method {model.config.method!r} has none"
+                f"strategy {self} needs semantic maps, and a model with method {model.config.method!r} has none "
+                "that a calibration takes"
             )
 
     @torch.inference_mode()

@@ -146,6 +146,7 @@ class Method:
     name: as users give it. title: as people write it.
     row_in_training, row_in_evaluation: whether F0, the CLS token's attention, is needed.
     has_semantic: whether the map depends on the class.
+    plain_factors: whether the map's factors are F0 and S0 themselves, which a `Strategy` may combine otherwise.
     keeps_classifier: whether its head is a timm network's own classifier, which is then kept.
     threshold: where its map is cut if nobody chooses otherwise; None where images choose.
     """
@@ -153,10 +154,17 @@ class Method:
     name: ClassVar[str]
     title: ClassVar[str]
     row_in_training: ClassVar[bool] = False
-    row_in_evaluation: ClassVar[bool] = True
-    has_semantic: ClassVar[bool] = True
+    plain_factors: ClassVar[bool] = True
     keeps_classifier: ClassVar[bool] = False
     threshold: ClassVar[Threshold | None] = None
+
+    @property
+    def row_in_evaluation(self) -> bool:
+        return True
+
+    @property
+    def has_semantic(self) -> bool:
+        return True
 
     def measured_options(self, object_share: Callable[[], float]) -> dict[str, Any]:
         """Return the options whose values the training images decide, before the first step.

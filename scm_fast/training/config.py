@@ -26,7 +26,7 @@ NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 # Of a global batch that is chosen by the number of images.
-STEPS_PER_EPOCH, SMALLEST_BATCH, LARGEST_BATCH = 50, 8, 256
+STEPS_PER_EPOCH, SMALLEST_BATCH, LARGEST_BATCH = 100, 8, 256
 FEWEST_EPOCHS = 4  # that an image budget leaves
 
 # Optimiser and stochastic depth of the two presets; an option that is given wins. decay_all: the paper decays
@@ -275,7 +275,7 @@ class TrainConfig:
 
 
 def batch_for(images: int) -> int:
-    """The power of two that gives an epoch of so many images 50 optimiser steps or more, within 8 and 256; no more
+    """The power of two that gives an epoch of so many images 100 optimiser steps or more, within 8 and 256; no more
     than there are images."""
     fitting = 2 ** max(0, (images // STEPS_PER_EPOCH).bit_length() - 1)
     return max(1, min(images, max(SMALLEST_BATCH, min(LARGEST_BATCH, fitting))))

@@ -13,8 +13,12 @@ from .registry import register
 class Cls(Method):
     name = "cls"
     title = "classifier"
-    has_semantic = False
+    plain_factors = False
     keeps_classifier = True
+
+    @property
+    def has_semantic(self) -> bool:
+        return False
 
     def parts(self, embed_dim: int, num_classes: int, preset: str) -> dict[str, nn.Module]:
         head = nn.Linear(embed_dim, num_classes)

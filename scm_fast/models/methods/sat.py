@@ -3,8 +3,13 @@
     loss = cross-entropy + |mean(M) - area| + mean(G (1 - G)),   G = smooth(M)
 
 M (B, H, W) is the mean over the last three blocks of the token's mask on the patches. The first term asks for a
-mask of a given share of the image, the second for one that is 0 or 1. The map is M, or the product of the three
-masks: what all of them let through.
+mask of a given share of the image, the second for one that is 0 or 1. The map is M, the product of the three
+masks, which is what all of them let through, or
+
+    sqrt(M * F0 * max(S0[class], 0))
+
+which is SCM's own map within the mask: the mask is nearly binary and knows the outline, F0 * S0 is graded and
+says how much of the mask is the object, whatever the area was.
 """
 
 from __future__ import annotations
@@ -45,21 +50,29 @@ NAMES = {"loc_token": "spatial_token.token", "loc_embed": "spatial_token.positio
 class Sat(Method):
     """area: the share of the image that an object takes, 0.25 for CUB and 0.35 for ILSVRC in the paper. With
         `measured`, training measures it before its first step, on the attention of the pretrained network.
-    fusion: what the blocks' masks make the map by; training has their mean in either case.
+    fusion: how the map is made: `mean` or `product` of the blocks' masks, or `coupled`, the mean with F0 * S0.
+        Training does not depend on it.
     start: what the spatial token is at first: random numbers, as in the paper, or the CLS token, which a pretrained
         network lets attend to the object. The learnt token is then added to the CLS token, for good.
     """
 
     name = "sat"
     title = "SAT"
-    row_in_evaluation = False
-    has_semantic = False
+    plain_factors = False
 
     threshold = Threshold(1.0, "between")  # Otsu's: a mask has two levels
 
     area: Annotated[float, Field(gt=0, lt=1)] | Literal["measured"] = 0.25
-    fusion: Literal["mean", "product"] = "mean"
+    fusion: Literal["mean", "product", "coupled"] = "mean"
     start: Literal["random", "cls"] = "random"
+
+    @property
+    def row_in_evaluation(self) -> bool:
+        return self.fusion == "coupled"
+
+    @property
+    def has_semantic(self) -> bool:
+        return self.fusion == "coupled"
 
     def measured_options(self, object_share: Callable[[], float]) -> dict[str, Any]:
         return {"area": round(object_share(), 2)} if self.area == "measured" else {}
@@ -120,8 +133,13 @@ class Sat(Method):
 
     def localize(self, model: LocalizationModel, features: Features) -> Localization:
         assert features.own_map is not None
-        logits = model.head(features.patches).mean((2, 3))
-        return Localization(logits, features.own_map, None, features.patches)
+        semantic = model.head(features.patches)
+        logits = semantic.mean((2, 3))
+        if self.fusion != "coupled":
+            return Localization(logits, features.own_map, None, features.patches)
+        assert features.attention is not None
+        shared = (features.own_map * features.attention).sqrt()
+        return Localization(logits, shared, semantic.clamp(min=0).sqrt(), features.patches)
 
     def published(self, state: dict[str, Tensor]) -> Published | None:
         if "loc_token" not in state:
