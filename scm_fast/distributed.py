@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from .devices import resolve_device
+from .devices import use_device
 from .errors import TIMEOUT, InputError, LostProcess
 
 
@@ -46,7 +46,7 @@ def start_processes(device: str, timeout: float) -> torch.device:
     """Join the other processes if torchrun started this one; gives the device of this process."""
     if "LOCAL_RANK" in os.environ and device.startswith("cuda:"):
         _refuse_one_gpu_for_all(device)
-    device = str(resolve_device(None if device == "auto" else device))
+    device = str(use_device(None if device == "auto" else device))
     if "LOCAL_RANK" not in os.environ:
         return torch.device(device)
     if device == "cuda":

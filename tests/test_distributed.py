@@ -41,7 +41,14 @@ def test_one_gpu_for_all_processes_is_refused(two_gpus, given):
 
 def test_one_process_may_choose_its_gpu(two_gpus, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
-    assert distributed.start_processes("cuda:0", 60) == torch.device("cuda:0")
+    assert distributed.start_processes("cuda:1", 60) == torch.device("cuda:1")
+    assert two_gpus[0] == torch.device("cuda:1")  # the current one, which libraries take that are not told
+
+
+def test_a_gpu_is_chosen_without_torchrun(two_gpus, monkeypatch):
+    monkeypatch.delenv("LOCAL_RANK")
+    assert distributed.start_processes("cuda:1", 60) == torch.device("cuda:1")
+    assert two_gpus == [torch.device("cuda:1")]
 
 
 def test_more_processes_than_gpus(two_gpus, monkeypatch):

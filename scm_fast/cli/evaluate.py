@@ -95,13 +95,13 @@ def add_arguments(parser: Parser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     from ..data import DataSource
+    from ..devices import amp_dtype
     from ..distributed import is_first, on_first, processes
     from ..evaluation import EvaluationSettings, Predictor, Strategy, evaluate, summary, write_results
     from ..evaluation.predictor import DEFAULT
     from ..evaluation.results import METRICS_FILE
     from ..models import load_classifier, load_model
     from ..models.checkpoint import check_threshold_can_be_saved, save_threshold
-    from ..training.building import amp_dtype
 
     settings = EvaluationSettings(
         args.protocol,

@@ -47,7 +47,8 @@ def execute(args: argparse.Namespace) -> int:
 
 def train(config: TrainConfig) -> None:
     """A whole run: training, and the evaluation of the model that it kept."""
-    from ..distributed import processes
+    from ..distributed import is_first, processes
+    from ..training.machine import machine_line
     from ..training.one_class import keep_untrained
     from ..training.pretraining import pretrain
     from ..training.run_folder import RunFolder
@@ -57,6 +58,8 @@ def train(config: TrainConfig) -> None:
     assert config.out is not None
     source = config.source()
     with processes(config.device, config.partner_timeout) as device, RunFolder(config.out).locked():
+        if is_first():
+            print(machine_line(config, device), flush=True)
         if source.split(config.train_split).num_classes == 1:
             return keep_untrained(config, device, source)
         config = config.with_batch(len(source.split(config.train_split)))

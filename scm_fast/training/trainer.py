@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .. import distributed
 from ..data import Batch, DataSource
+from ..devices import amp_dtype
 from ..errors import InputError
 from ..evaluation import Predictor, Result, SplitMetrics, evaluate
 from ..evaluation.classes import match_classes
@@ -28,7 +29,7 @@ from ..models.weights import load_strictly
 from ..progress import tqdm
 from ..threshold import threshold_from_json
 from .average import WeightAverage
-from .building import amp_dtype, build_loader, build_model
+from .building import build_loader, build_model
 from .checks import check_run, resumes
 from .config import TrainConfig
 from .logs import RunLogs
