@@ -24,7 +24,7 @@ from ...errors import InputError
 from ...threshold import Threshold
 from .. import backbones
 from ..architectures import Backbone, Features, architecture_of
-from ..cls_attention import record
+from ..cls_attention import MASKS, record
 from ..localization_model import (
     Localization,
     LocalizationModel,
@@ -33,7 +33,7 @@ from ..localization_model import (
     TrainingOutput,
     semantic_head,
 )
-from ..spatial_token import MASKS, SpatialToken, mask_attention
+from ..spatial_token import SpatialToken, mask_attention
 from .registry import register
 from .tscam import backbone_and_head
 
