@@ -150,14 +150,12 @@ def mean_over_images(mean: torch.Tensor, images: int) -> torch.Tensor:
     """
     if world_size() == 1:
         return mean
-    total = torch.stack([mean.detach() * images, mean.new_tensor(images)])
+    total = torch.stack([mean.detach() * images, mean.new_full((), images)])
     dist.all_reduce(total)
     return mean + (total[0] / total[1] - mean).detach()
 
 
-def sum_over_processes(*values: float) -> list[float]:
-    """Sums in float64."""
-    total = torch.tensor(values, dtype=torch.float64)
+def sum_over_processes(values: torch.Tensor) -> None:
+    """Add up the values of all processes, in place; a GPU is not waited for."""
     if dist.is_initialized():
-        dist.all_reduce(total)
-    return total.tolist()
+        dist.all_reduce(values)

@@ -61,7 +61,9 @@ def test_more_processes_than_gpus(two_gpus, monkeypatch):
 def test_without_torchrun():
     assert distributed.start_processes("cpu", 60) == torch.device("cpu")
     assert (distributed.rank(), distributed.world_size(), distributed.gather("x")) == (0, 1, ["x"])
-    assert distributed.sum_over_processes(1, 2.5) == [1.0, 2.5]
+    values = torch.tensor([1, 2.5])
+    distributed.sum_over_processes(values)
+    assert values.tolist() == [1.0, 2.5]
 
 
 def _statistics_of_two(rank: int, store: str, found: dict) -> None:
