@@ -24,7 +24,7 @@ from torch import Tensor
 
 from .data.images import image_size, load_image, to_rgb
 from .data.listing import list_images
-from .devices import resolve_device
+from .devices import amp_dtype, resolve_device
 from .errors import InputError
 from .evaluation.boxes import ScoredBox, locate
 from .evaluation.predictor import Predictor
@@ -92,6 +92,8 @@ class Localizer:
         map: another map than the model's own, such as "rollout"; see docs/methods.md. The checkpoint's threshold
             is not for it.
         refine: apply SCM's diffusion to the maps.
+        amp: precision of the network's products: none, bf16, fp16, or auto for bf16 on a GPU that has it and none
+            on the CPU. Scores and maps are in float32 in any case.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class Localizer:
         max_boxes: int = 1,
         map: str | None = None,
         refine: bool = False,
+        amp: str = "auto",
     ) -> None:
         if not isinstance(model, LocalizationModel):
             raise InputError(
@@ -117,7 +120,14 @@ class Localizer:
                 raise InputError(f"{name} must be positive, got {value}")
         self.device = resolve_device(device)
         self.model = model.for_inference().to(self.device)
-        self.predictor = Predictor(self.model, self.device, mirror=mirror, map=map, refine=refine)
+        self.predictor = Predictor(
+            self.model,
+            self.device,
+            amp=amp_dtype(amp, self.device),
+            mirror=mirror,
+            map=map,
+            refine=refine,
+        )
         self.batch_size = batch_size
         chosen = config.threshold if map is None and not refine else None
         self.choice = threshold_to_use(chosen, threshold, self.predictor.prescribed_threshold)
@@ -138,9 +148,12 @@ class Localizer:
         max_boxes: int = 1,
         map: str | None = None,
         refine: bool = False,
+        amp: str = "auto",
     ) -> Localizer:
         """Of a folder that `save_model` wrote, or a published file."""
-        return cls(load_model(path), device, batch_size, threshold, top_k, mirror, max_boxes, map, refine)
+        return cls(
+            load_model(path), device, batch_size, threshold, top_k, mirror, max_boxes, map, refine, amp
+        )
 
     @property
     def threshold(self) -> Threshold:
@@ -171,7 +184,7 @@ class Localizer:
         for loaded in self._batches(found[::stride]):
             if readable := [item for item in loaded if isinstance(item, _Loaded)]:
                 localization, maps = self._predict(readable)
-                parts.append(token_separation(maps[:, 0].float().cpu().numpy(), localization.tokens))
+                parts.append(token_separation(maps[:, 0].cpu().numpy(), localization.tokens))
         self.choice = choose_unboxed(
             np.concatenate(parts), self.threshold.interpolation, self.predictor.prescribed_threshold
         )
@@ -224,7 +237,7 @@ class Localizer:
         predictions: Iterator[Prediction] = iter(())
         if readable:
             localization, maps = self._predict(readable)
-            scores, classes = localization.logits.softmax(1).topk(self.top_k)
+            scores, classes = localization.top(self.top_k)
             activations = maps[:, 0].cpu().numpy()
             predictions = map(self._prediction, readable, scores.tolist(), classes.tolist(), activations)
         for item in loaded:

@@ -222,7 +222,7 @@ class TestEpochs:
         ("every", "epochs", "validated"), [(1, 3, [0, 1, 2]), (2, 5, [1, 3, 4]), (9, 2, [1])]
     )
     def test_validation_of_some_epochs(self, make, tmp_path, saved, capsys, every, epochs, validated):
-        trainer = make("run", validate_every=every, epochs=epochs)
+        trainer = make("run", validate_every=every, epochs=epochs, checkpoint_steps=500)
         trainer.fit()
         log = rows(tmp_path / "run", "log")
         assert [row["epoch"] for row in log] == [str(epoch) for epoch in range(epochs)]

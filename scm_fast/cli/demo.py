@@ -36,10 +36,12 @@ def execute(args: argparse.Namespace) -> int:
     print("0/6  starting", flush=True)
     from ..demo import run_demo
     from ..devices import use_device
+    from ..evaluation.extraction import kept_workers
     from ..training.stopping import Diverged, Interrupted
 
     try:
-        print(run_demo(out, use_device(args.device), args.quick, lambda line: print(line, flush=True)))
+        with kept_workers():  # before CUDA has started
+            print(run_demo(out, use_device(args.device), args.quick, lambda line: print(line, flush=True)))
     except Diverged as error:
         raise Stop(str(error), 1) from None
     except Interrupted as error:

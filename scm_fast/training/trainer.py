@@ -24,6 +24,7 @@ from ..devices import amp_dtype
 from ..errors import InputError
 from ..evaluation import Predictor, Result, SplitMetrics, evaluate
 from ..evaluation.classes import match_classes
+from ..evaluation.extraction import kept_workers
 from ..models import LocalizationModel
 from ..models.weights import load_strictly
 from ..progress import tqdm
@@ -185,7 +186,7 @@ class Trainer:
 
     def fit(self) -> None:
         """Train and validate the epochs that are left. Raises Interrupted and Diverged."""
-        with contextlib.closing(self.logs), self.stop:
+        with kept_workers(), contextlib.closing(self.logs), self.stop:
             while True:
                 if (
                     self.validated < self.loader.epoch

@@ -33,6 +33,7 @@ from ..localization_model import (
     TrainingOutput,
     semantic_head,
 )
+from ..precision import single
 from ..spatial_token import SpatialToken, mask_attention
 from .registry import register
 from .tscam import backbone_and_head
@@ -120,7 +121,7 @@ class Sat(Method):
 
     def localize(self, model: LocalizationModel, features: Features) -> Localization:
         assert features.own_map is not None
-        logits = model.head(features.patches).mean((2, 3))
+        logits = single(model.head(features.patches)).mean((2, 3))
         return Localization(logits, features.own_map, None, features.patches)
 
     def published(self, state: dict[str, Tensor]) -> Published | None:
