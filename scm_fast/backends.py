@@ -71,7 +71,7 @@ def requested_backend(argument: str = "auto") -> Request:
 def _find_triton_kernels() -> str:
     """Why the Triton kernels cannot be imported; empty when they can."""
     if importlib.util.find_spec("triton") is None:
-        return "triton is not installed (pip install triton)"
+        return "triton is not installed; torch brings it with its builds for CUDA and ROCm"
     if importlib.util.find_spec("scm_fast.kernels") is None:
         return "scm_fast.kernels is not installed (run `pip install -e .` in the clone)"
     return ""

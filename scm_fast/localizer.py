@@ -24,7 +24,7 @@ from torch import Tensor
 
 from .data.images import image_size, load_image, to_rgb
 from .data.listing import list_images
-from .devices import resolve_device
+from .devices import amp_dtype, resolve_device
 from .errors import InputError
 from .evaluation.boxes import ScoredBox, locate
 from .evaluation.emptiness import Emptiness, confidence
@@ -95,6 +95,8 @@ class Localizer:
         reject: share, in [0, 1), of the validation images that would be rejected: an image less certain than those
             gets no box. 0 rejects none. Images of the model's empty classes never get one.
         tiles: (rows, columns) to cut every image into, so that the network sees small objects larger.
+        amp: precision of the network's products: none, bf16, fp16, or auto for bf16 on a GPU that has it and none
+            on the CPU. Scores and maps are in float32 in any case.
     """
 
     def __init__(  # noqa: PLR0913, keywords of one call
@@ -110,6 +112,7 @@ class Localizer:
         refine: bool = False,
         reject: float = 0.0,
         tiles: tuple[int, int] = (1, 1),
+        amp: str = "auto",
     ) -> None:
         if not isinstance(model, LocalizationModel):
             raise InputError(
@@ -123,7 +126,13 @@ class Localizer:
         self.device = resolve_device(device)
         self.model = model.for_inference().to(self.device)
         self.predictor = Predictor(
-            self.model, self.device, mirror=mirror, map=map, refine=refine, tiles=tiles
+            self.model,
+            self.device,
+            amp=amp_dtype(amp, self.device),
+            mirror=mirror,
+            map=map,
+            refine=refine,
+            tiles=tiles,
         )
         self.batch_size = batch_size
         chosen = config.threshold if self.predictor.is_own_map else None
@@ -148,9 +157,10 @@ class Localizer:
         refine: bool = False,
         reject: float = 0.0,
         tiles: tuple[int, int] = (1, 1),
+        amp: str = "auto",
     ) -> Localizer:
         """Load a folder that `save_model` wrote, or a published file."""
-        options = (device, batch_size, threshold, top_k, mirror, max_boxes, map, refine, reject, tiles)
+        options = (device, batch_size, threshold, top_k, mirror, max_boxes, map, refine, reject, tiles, amp)
         return cls(load_model(path), *options)
 
     @property
@@ -182,7 +192,7 @@ class Localizer:
         for loaded in self._batches(found[::stride]):
             if readable := [item for item in loaded if isinstance(item, _Loaded)]:
                 localization, maps = self._predict(readable)
-                parts.append(token_separation(maps[:, 0].float().cpu().numpy(), localization.tokens))
+                parts.append(token_separation(maps[:, 0].cpu().numpy(), localization.tokens))
         self.choice = choose_unboxed(
             np.concatenate(parts), self.threshold.interpolation, self.predictor.prescribed_threshold
         )
@@ -235,7 +245,7 @@ class Localizer:
         predictions: Iterator[Prediction] = iter(())
         if readable:
             localization, maps = self._predict(readable)
-            scores, classes = localization.logits.softmax(1).topk(self.top_k)
+            scores, classes = localization.top(self.top_k)
             activations = maps[:, 0].cpu().numpy()
             certain = confidence(localization.logits).tolist()
             predictions = map(

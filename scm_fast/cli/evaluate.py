@@ -80,7 +80,12 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--batch-size", type=int, default=64, help="images per process (64)")
     parser.add_argument("--workers", type=int, help="loading processes (by the cores)")
     parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (cuda if there is one)")
-    parser.add_choice("--amp", choices.precisions, default="none", help="autocast dtype (none)")
+    parser.add_choice(
+        "--amp",
+        choices.precisions,
+        default="auto",
+        help="autocast, as in training (auto: bf16 on GPUs that have it)",
+    )
     parser.add_argument("--out", type=Path, help="folder for results (evaluation/ beside the weights)")
     parser.add_argument("--report", action="store_true", help="also write report.html")
     parser.add_argument(
@@ -96,13 +101,14 @@ def add_arguments(parser: Parser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     from ..data import DataSource
+    from ..devices import amp_dtype
     from ..distributed import is_first, on_first, processes
     from ..evaluation import EvaluationSettings, Predictor, Strategy, evaluate, summary, write_results
+    from ..evaluation.extraction import kept_workers
     from ..evaluation.predictor import DEFAULT
     from ..evaluation.results import METRICS_FILE
     from ..models import load_classifier, load_model
     from ..models.checkpoint import check_threshold_can_be_saved, save_threshold
-    from ..training.building import amp_dtype
 
     settings = EvaluationSettings(
         args.protocol,
@@ -140,7 +146,7 @@ def execute(args: argparse.Namespace) -> int:
                 "--save-threshold: the model is used with its own map, not with --strategy, --map, --refine "
                 "or --tiles"
             )
-    with processes(args.device) as device:
+    with kept_workers(), processes(args.device) as device:  # the workers before CUDA has started
         if args.model:
             model = load_classifier(args.model, args.pretrained, args.image_size)
         else:

@@ -55,10 +55,11 @@ from dataclasses import asdict
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
+from .. import choices
 from ..errors import InputError
 from ..files import make_folder
 from ..progress import tqdm
-from .program import Stop, tiles
+from .program import Parser, Stop, tiles
 
 if TYPE_CHECKING:
     from ..journal import Journal
@@ -68,7 +69,7 @@ if TYPE_CHECKING:
 AUTO, STORED = "auto", "stored"  # in place of a threshold
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.add_argument("images", nargs="+", metavar="IMAGES", type=Path, help="image files or folders")
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument("--checkpoint", type=Path, help="folder or published .pth file")
@@ -99,9 +100,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-k", type=int, default=5, help="classes listed in json (default 5)")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--device", help="e.g. cuda, cuda:1, cpu (default: cuda if there is one)")
+    parser.add_choice(
+        "--amp",
+        choices.precisions,
+        default="auto",
+        help="autocast, as in training (default auto: bf16 on GPUs that have it)",
+    )
 
 
 def execute(args: argparse.Namespace) -> int:
+    from ..devices import use_device
     from ..formats import FORMATS
     from ..found_images import find_images_for, write_left_out
     from ..journal import Journal
@@ -125,7 +133,7 @@ def execute(args: argparse.Namespace) -> int:
     _check_stored(args, model.config.threshold)
     localizer = Localizer(
         model,
-        args.device,
+        use_device(args.device),
         args.batch_size,
         None if args.threshold in (AUTO, STORED) else args.threshold,
         args.top_k,
@@ -135,6 +143,7 @@ def execute(args: argparse.Namespace) -> int:
         args.refine,
         args.reject,
         args.tiles,
+        args.amp,
     )
     images_choose = args.threshold == AUTO or localizer.choice.is_open
     make_folder(args.out, "--out")

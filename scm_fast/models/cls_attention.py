@@ -35,12 +35,24 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 
-# One open recording of a kind per thread: a model may serve several threads at once.
-_thread = threading.local()
-
-
 ROWS = "rows"
 LAYERS = "layers"
+MASKS = "spatial_masks"  # of `spatial_token`
+
+
+class _Recordings(threading.local):
+    """One open recording of a kind per thread: a model may serve several threads at once.
+
+    Every attribute is there from the start. `torch.compile` guards on them, and compiles a graph again for one
+    that appears.
+    """
+
+    def __init__(self) -> None:
+        for kind in (ROWS, LAYERS, MASKS):
+            setattr(self, kind, None)
+
+
+_thread = _Recordings()
 
 
 @dataclass(frozen=True)
@@ -70,7 +82,7 @@ def record(kind: str) -> Iterator[list[Any]]:
 
 def open_recording(kind: str) -> list[Any] | None:
     """The thread's recording of that kind."""
-    return getattr(_thread, kind, None)
+    return getattr(_thread, kind)
 
 
 @dataclass
@@ -86,9 +98,9 @@ def measure_layers(measure: Callable[[AttentionLayer], Any]) -> Iterator[list[An
 
     Measurements may be nested, and each has all layers.
     """
-    outer = open_recording(LAYERS) or []
+    outer = open_recording(LAYERS)
     measurement = _Measurement(measure)
-    setattr(_thread, LAYERS, [*outer, measurement])
+    setattr(_thread, LAYERS, [*(outer or ()), measurement])
     try:
         yield measurement.found
     finally:

@@ -16,17 +16,18 @@ from ..threshold import Threshold
 from . import backbones
 from .architectures import Backbone, Features
 from .config import ModelConfig
+from .precision import single
 
 
 class TrainingOutput(NamedTuple):
     """The loss of a batch is the cross-entropy of the logits plus the sum of `terms`."""
 
-    logits: Tensor  # (B, C)
+    logits: Tensor  # (B, C), in float32 under autocast too
     terms: dict[str, Tensor]  # what the method adds to the loss, by name; each a mean over the batch
 
 
 class Localization(NamedTuple):
-    """What a model in evaluation mode says about a batch."""
+    """What a model in evaluation mode says about a batch: logits and maps in float32, under autocast too."""
 
     logits: Tensor  # (B, C)
     attention: Tensor  # (B, H, W), the factor of the map that all classes share: often F0
@@ -57,6 +58,15 @@ class Localization(NamedTuple):
             else attention * self.semantic.gather(1, index)
         )
         return maps.squeeze(1) if classes.ndim == 1 else maps
+
+    def top(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return the probabilities (B, k) and numbers (B, k) of the best classes, best first.
+
+        Of equal logits that of the lower class comes first, as for `argmax`: the first class is the one whose map
+        is the map of the image.
+        """
+        classes = self.logits.argsort(dim=1, descending=True, stable=True)[:, :count]
+        return self.logits.softmax(1).gather(1, classes), classes
 
     def _check_range(self, classes: Tensor) -> None:
         """On a GPU an index out of range would end the process's use of it; here it is an InputError."""
@@ -103,7 +113,10 @@ class LocalizationModel(nn.Module):
         made = (self.method.train if self.training else self.method.localize)(self, features)
         if features.extra_logits is not None:
             made = made._replace(logits=made.logits + features.extra_logits)
-        return made
+        if isinstance(made, TrainingOutput):
+            return made._replace(logits=single(made.logits))
+        semantic = None if made.semantic is None else single(made.semantic)
+        return made._replace(logits=single(made.logits), attention=single(made.attention), semantic=semantic)
 
     def train(self, mode: bool = True) -> LocalizationModel:
         if mode and self.calibration is None and self.method.calibrates(self.config.calibration):
@@ -191,7 +204,7 @@ class Method:
         return TrainingOutput(model.head(features.patches).mean((2, 3)), {})
 
     def localize(self, model: LocalizationModel, features: Features) -> Localization:
-        semantic = model.head(features.patches)
+        semantic = single(model.head(features.patches))
         assert features.attention is not None  # it is computed in evaluation mode
         return Localization(semantic.mean((2, 3)), features.attention, semantic, features.patches)
 

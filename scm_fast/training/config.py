@@ -164,6 +164,9 @@ class TrainConfig:
     grad_checkpointing: bool = option(False, "recompute activations: slower, less memory", resume=True)
 
     # Evaluation
+    validate_every: Count = option(
+        1, "epochs from one validation to the next; the last epoch always has one", resume=True
+    )
     protocol: str = option("heldout", "see docs/evaluation.md", choices=choices.protocols)
     threshold: float | str | None = option(None, "for protocol fixed: in [0, 1), or such as between:0.3")
     rule: str = option(

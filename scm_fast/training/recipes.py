@@ -31,7 +31,7 @@ PARTS = {
     "backbone": "model",
     "epochs": "optimisation",
     "device": "machine",
-    "protocol": "evaluation",
+    "validate_every": "evaluation",
     "out": "run folder",
 }
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import nn
 
 from ..architectures import Features
 from ..localization_model import Localization, LocalizationModel, Method, TrainingOutput
+from ..precision import in_single
 from .registry import register
 
 
@@ -31,5 +32,5 @@ class Cls(Method):
 
     def localize(self, model: LocalizationModel, features: Features) -> Localization:
         assert features.attention is not None
-        logits: Tensor = model.head(features.cls)
+        logits = in_single(model.head, features.cls)
         return Localization(logits, features.attention, None, features.patches)

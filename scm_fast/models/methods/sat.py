@@ -29,7 +29,7 @@ from ...errors import InputError
 from ...threshold import Threshold
 from .. import backbones
 from ..architectures import Backbone, Features, architecture_of
-from ..cls_attention import record
+from ..cls_attention import MASKS, record
 from ..localization_model import (
     Localization,
     LocalizationModel,
@@ -38,7 +38,8 @@ from ..localization_model import (
     TrainingOutput,
     semantic_head,
 )
-from ..spatial_token import MASKS, SpatialToken, mask_attention
+from ..precision import single
+from ..spatial_token import SpatialToken, mask_attention
 from .registry import register
 from .tscam import backbone_and_head
 
@@ -133,12 +134,12 @@ class Sat(Method):
 
     def localize(self, model: LocalizationModel, features: Features) -> Localization:
         assert features.own_map is not None
-        semantic = model.head(features.patches)
+        semantic = single(model.head(features.patches))
         logits = semantic.mean((2, 3))
         if self.fusion != "coupled":
             return Localization(logits, features.own_map, None, features.patches)
         assert features.attention is not None
-        shared = (features.own_map * features.attention).sqrt()
+        shared = (single(features.own_map) * single(features.attention)).sqrt()
         return Localization(logits, shared, semantic.clamp(min=0).sqrt(), features.patches)
 
     def published(self, state: dict[str, Tensor]) -> Published | None:
@@ -150,11 +151,28 @@ class Sat(Method):
         return Published({}, backbone_and_head(network) | token)
 
 
-def smoothing_kernel(like: Tensor) -> Tensor:
-    """(1, 1, 3, 3): nearly a delta. Differences of the normal distribution at four points, as the authors' code."""
+def _smoothing_weights(dtype: torch.dtype) -> tuple[float, float, float]:
+    """Corner, side and centre of the smoothing kernel, to the bits of a computation in `dtype`.
+
+    Nearly a delta. Differences of the normal distribution at four points, as the authors' code.
+    """
     end = 6 + 13 / 6
     points = [end * (2 * i / 3 - 1) for i in range(4)]
     cdf = [(1 + math.erf(x / math.sqrt(2))) / 2 for x in points]
-    d = torch.tensor([b - a for a, b in itertools.pairwise(cdf)], dtype=like.dtype, device=like.device)
+    d = torch.tensor([b - a for a, b in itertools.pairwise(cdf)], dtype=dtype)
     kernel = torch.outer(d, d).sqrt()
-    return (kernel / kernel.sum()).expand(1, 1, 3, 3)
+    kernel /= kernel.sum()
+    return float(kernel[0, 0]), float(kernel[0, 1]), float(kernel[1, 1])
+
+
+SMOOTHING = {dtype: _smoothing_weights(dtype) for dtype in (torch.float32, torch.float64)}
+
+
+def smoothing_kernel(like: Tensor) -> Tensor:
+    """(1, 1, 3, 3), written where it is used: copying it to a GPU would wait for what is computed there."""
+    corner, side, centre = SMOOTHING[like.dtype]
+    kernel = like.new_full((1, 1, 3, 3), corner)
+    kernel[:, :, 1] = side
+    kernel[:, :, :, 1] = side
+    kernel[:, :, 1, 1] = centre
+    return kernel
