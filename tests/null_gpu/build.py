@@ -15,6 +15,8 @@ from pathlib import Path
 import torch
 
 SOURCE = Path(__file__).with_name("null_gpu.cpp")
+# PyTorch asks this library by its name, so that a function of another one would not be found first.
+COMPILER_SOURCE, COMPILER = Path(__file__).with_name("nvrtc.cpp"), "libnvrtc.so.13"
 # The libraries of PyTorch that call CUDA, and what the null GPU answers of their calls.
 CALLERS = (
     "libc10_cuda.so",
@@ -69,7 +71,8 @@ def _stubs() -> str:
 @functools.cache
 def folder() -> Path:
     """Where the library is; built when first asked for, by several processes at once if need be."""
-    content = SOURCE.read_bytes() + Path(__file__).read_bytes() + torch.__version__.encode()
+    sources = (SOURCE, COMPILER_SOURCE, Path(__file__))
+    content = b"".join(path.read_bytes() for path in sources) + torch.__version__.encode()
     name = f"scm-fast-null-gpu-{os.getuid()}-{hashlib.sha256(content).hexdigest()[:12]}"
     kept = Path(tempfile.gettempdir()) / name
     if kept.is_dir():
@@ -78,8 +81,13 @@ def folder() -> Path:
         made = Path(temporary) / "made"
         made.mkdir()
         (made / "stubs.cpp").write_text(_stubs())
-        command = ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-w", SOURCE, made / "stubs.cpp"]
-        subprocess.run([*command, "-o", made / "libcuda.so.1", "-ldl"], check=True)
+        (made / "versions").write_text(f"{COMPILER} {{ global: nvrtc*; }};")
+        command = ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-w"]
+        subprocess.run(
+            [*command, SOURCE, made / "stubs.cpp", "-o", made / "libcuda.so.1", "-ldl"], check=True
+        )
+        named = [f"-Wl,-soname,{COMPILER}", f"-Wl,--version-script={made / 'versions'}"]
+        subprocess.run([*command, *named, COMPILER_SOURCE, "-o", made / COMPILER], check=True)
         try:
             made.rename(kept)
         except OSError:
@@ -93,7 +101,7 @@ def environment(gpus: int = 1) -> dict[str, str]:
     return {
         **{name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"},
         "NULL_GPUS": str(gpus),
-        "LD_PRELOAD": str(built / "libcuda.so.1"),
+        "LD_PRELOAD": f"{built / 'libcuda.so.1'}:{built / COMPILER}",
         "LD_LIBRARY_PATH": str(built),
         "TRITON_LIBCUDA_PATH": str(built),
         "TRITON_CACHE_DIR": str(built / "triton"),

@@ -6,9 +6,12 @@
 
 #include <cxxabi.h>
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -89,6 +92,7 @@ std::map<std::string, long> kernel_counts;  // by name
 std::unordered_map<const void*, std::string> kernel_names;
 void (*wait_hook)(const char*) = nullptr;
 thread_local int current_device = 0;
+thread_local bool waited_for_copy = false;  // PyTorch waits again after a copy that has waited
 Stream default_stream;
 
 int devices() {
@@ -209,7 +213,7 @@ Status copy(void* to, const void* from, size_t bytes, void* stream, bool blockin
   if (blocking)
     status = wait("copy that blocks", stream_of(stream).busy_until);
   else if (pageable && from_device)
-    status = wait("copy to pageable memory", stream_of(stream).busy_until);
+    status = wait("copy to pageable memory", stream_of(stream).busy_until), waited_for_copy = true;
   else if (pageable && !capturing_streams().empty())
     status = wait("copy from pageable memory");
   if (status == OK) memcpy(to, from, bytes);
@@ -232,6 +236,7 @@ std::string demangled(const std::string& name) {
 
 Status launch(const void* function, Dim3 grid, Dim3 block, void** arguments, void* handle) {
   if (Status status = check_grid(grid, block)) return status;
+  waited_for_copy = false;
   auto found = kernel_names.find(function);
   std::string name = found == kernel_names.end() ? "?" : found->second;
   count("launch", name);
@@ -383,7 +388,10 @@ API Status cudaStreamCreate(void** stream) { return *stream = new Stream, OK; }
 API Status cudaStreamCreateWithFlags(void** stream, unsigned) { return cudaStreamCreate(stream); }
 API Status cudaStreamCreateWithPriority(void** stream, unsigned, int) { return cudaStreamCreate(stream); }
 API Status cudaStreamGetPriority(void*, int* priority) { return *priority = 0, OK; }
-API Status cudaStreamSynchronize(void* s) { return wait("stream", stream_of(s).busy_until); }
+API Status cudaStreamSynchronize(void* s) {
+  if (waited_for_copy) return waited_for_copy = false, OK;
+  return wait("stream", stream_of(s).busy_until);
+}
 API Status cudaDeviceSynchronize() { return wait("device", default_stream.busy_until); }
 API Status cudaStreamQuery(void* s) { return stream_of(s).busy_until > now_ms() ? NOT_READY : OK; }
 API Status cudaStreamWaitEvent(void* s, Event* event, unsigned) {
@@ -543,6 +551,7 @@ API Status cuPointerGetAttribute(void* data, int attribute, void* p) {
     *static_cast<int*>(data) = 0;
   return OK;
 }
+API Status cuOccupancyMaxActiveBlocksPerMultiprocessor(int* n, void*, int, size_t) { return *n = 8, OK; }
 API Status cuOccupancyMaxActiveClusters(int* n, void*, const void*) { return *n = 8, OK; }
 
 // cuBLAS and NCCL; their other functions are in stubs.cpp
@@ -562,21 +571,111 @@ API Status cublasLtMatmulAlgoGetHeuristic(void*, void*, void*, void*, void*, voi
   return memset(result, 0, 96), *n = 1, OK;  // one cublasLtMatmulHeuristicResult_t
 }
 
-struct Communicator {
-  int ranks;
+// NCCL between processes of one machine, through memory that they share: calls block, in the order of the host.
+
+constexpr size_t CHUNK = 1 << 20;
+
+struct Meeting {
+  std::atomic<int> arrived, generation;
 };
 
+struct Communicator {
+  int ranks, rank;
+  char* shared;  // a Meeting, and a chunk for each rank after the first page
+  char* chunk(int of) { return shared + 4096 + of * CHUNK; }
+};
+
+struct UniqueId {
+  char text[128];
+};
+
+static Status meet(Communicator* c) {
+  auto meeting = reinterpret_cast<Meeting*>(c->shared);
+  int generation = meeting->generation;
+  if (++meeting->arrived == c->ranks) {
+    meeting->arrived = 0;
+    meeting->generation++;
+    return OK;
+  }
+  for (double end = now_ms() + 120e3; meeting->generation == generation; usleep(200))
+    if (now_ms() > end) return 6;  // ncclRemoteError
+  return OK;
+}
+
+// Every rank hands in `bytes`, chunk by chunk; `take(offset, size)` reads what all of them have handed in.
+template <class Take>
+static Status exchange(Communicator* c, const void* from, size_t bytes, Take take) {
+  for (size_t offset = 0; offset < bytes; offset += CHUNK) {
+    size_t size = bytes - offset < CHUNK ? bytes - offset : CHUNK;
+    memcpy(c->chunk(c->rank), static_cast<const char*>(from) + offset, size);
+    if (Status status = meet(c)) return status;
+    take(offset, size);
+    if (Status status = meet(c)) return status;
+  }
+  return OK;
+}
+
+static size_t size_of(int type) {
+  static const int sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};  // ncclDataType_t
+  return sizes[type];
+}
+
+template <class Number>
+static void add_up(Communicator* c, char* to, size_t size) {
+  auto sums = reinterpret_cast<Number*>(to);
+  for (size_t i = 0; i < size / sizeof(Number); i++) {
+    sums[i] = 0;
+    for (int rank = 0; rank < c->ranks; rank++) sums[i] += reinterpret_cast<Number*>(c->chunk(rank))[i];
+  }
+}
+
 API Status ncclGetVersion(int* version) { return *version = 23007, OK; }
-API Status ncclGetUniqueId(void* id) { return memset(id, 7, 128), OK; }
 API const char* ncclGetErrorString(Status) { return "error of the null GPU"; }
 API const char* ncclGetLastError(void*) { return ""; }
-API Status ncclCommInitRank(Communicator** c, int ranks, ...) { return *c = new Communicator{ranks}, OK; }
-API Status ncclCommInitRankConfig(Communicator** c, int ranks, ...) { return *c = new Communicator{ranks}, OK; }
+API Status ncclGetUniqueId(UniqueId* id) {
+  memset(id, 0, sizeof *id);
+  snprintf(id->text, sizeof id->text, "/null-nccl-%d-%.0f", getpid(), 1e6 * now_ms());
+  return OK;
+}
+API Status ncclCommInitRank(Communicator** c, int ranks, UniqueId id, int rank) {
+  size_t bytes = 4096 + ranks * CHUNK;
+  int file = shm_open(id.text, O_CREAT | O_RDWR, 0600);
+  if (file < 0 || ftruncate(file, bytes)) return 2;  // ncclSystemError
+  auto shared = static_cast<char*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0));
+  close(file);
+  *c = new Communicator{ranks, rank, shared};
+  Status status = meet(*c);
+  shm_unlink(id.text);
+  return status;
+}
+API Status ncclCommInitRankConfig(Communicator** c, int ranks, UniqueId id, int rank, void*) {
+  return ncclCommInitRank(c, ranks, id, rank);
+}
 API Status ncclCommCount(Communicator* c, int* ranks) { return *ranks = c->ranks, OK; }
+API Status ncclCommUserRank(Communicator* c, int* rank) { return *rank = c->rank, OK; }
 API Status ncclCommGetAsyncError(void*, int* status) { return *status = 0, OK; }
+API Status ncclBroadcast(const void* from, void* to, size_t number, int type, int root, Communicator* c, void*) {
+  count("nccl", "ncclBroadcast");
+  return exchange(c, from, number * size_of(type), [&](size_t offset, size_t size) {
+    memcpy(static_cast<char*>(to) + offset, c->chunk(root), size);
+  });
+}
 API Status ncclAllGather(const void* from, void* to, size_t number, int type, Communicator* c, void*) {
-  static const int bytes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
-  size_t share = number * bytes[type];
-  for (int rank = 0; rank < c->ranks; rank++) memmove((char*)to + rank * share, from, share);
-  return count("nccl", "ncclAllGather"), OK;
+  count("nccl", "ncclAllGather");
+  size_t share = number * size_of(type);
+  return exchange(c, from, share, [&](size_t offset, size_t size) {
+    for (int rank = 0; rank < c->ranks; rank++)
+      memcpy(static_cast<char*>(to) + rank * share + offset, c->chunk(rank), size);
+  });
+}
+API Status ncclAllReduce(const void* from, void* to, size_t number, int type, int operation, Communicator* c, void*) {
+  count("nccl", "ncclAllReduce");
+  if (operation != 0 || (type != 2 && type != 4 && type != 7 && type != 8)) return 4;  // sums of int, float, double
+  return exchange(c, from, number * size_of(type), [&](size_t offset, size_t size) {
+    char* place = static_cast<char*>(to) + offset;
+    type == 2   ? add_up<int32_t>(c, place, size)
+    : type == 4 ? add_up<int64_t>(c, place, size)
+    : type == 7 ? add_up<float>(c, place, size)
+                : add_up<double>(c, place, size);
+  });
 }
