@@ -34,6 +34,7 @@ from timm.layers import apply_rot_embed_cat
 from torch import Tensor, nn
 
 from ..errors import InputError
+from ..ops import cls_row as op
 
 ROWS = "rows"
 LAYERS = "layers"
@@ -118,27 +119,9 @@ def cls_row(q: Tensor, k: Tensor, scale: float, mask: Tensor | None = None) -> T
     `mask` broadcasts to (B, heads, N, N) and is added, or chooses where it is boolean, as in
     `scaled_dot_product_attention`. The softmax is in float32, or float64 where q is.
     """
-    return _cls_rows_of_heads(q, k, scale, mask).mean(1)
-
-
-def _cls_rows_of_heads(q: Tensor, k: Tensor, scale: float, mask: Tensor | None = None) -> Tensor:
-    """(B, heads, N)"""
-    query = q[:, :, 0] * scale  # [B, heads, d]; scaled first, so that float16 products stay in range
-    if k.is_contiguous():
-        scores = (query.unsqueeze(2) @ k.mT).squeeze(2)  # [B, heads, N]
-    else:
-        # Here k is a slice of a (B, N, 3, heads, d) projection, which a matmul batched over B and heads would
-        # copy and keep for the backward pass. With the heads' queries as blocks of one (heads * d, heads)
-        # matrix the keys are used where they lie.
-        heads = torch.eye(q.shape[1], dtype=q.dtype, device=q.device)
-        blocks = (query.unsqueeze(-1) * heads.unsqueeze(1)).flatten(1, 2)  # [B, heads * d, heads]
-        scores = (k.transpose(1, 2).flatten(2) @ blocks).mT  # [B, heads, N]
-    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    if mask is not None:
-        row_mask = mask[..., 0, :]
-        chooses = mask.dtype == torch.bool
-        scores = scores.masked_fill(~row_mask, float("-inf")) if chooses else scores + row_mask
-    return scores.softmax(-1)
+    if mask is None and not (q.requires_grad and torch.is_grad_enabled()):
+        return op.cls_row(q, k, scale)
+    return op.rows_of_heads(q, k, scale, mask).mean(1)
 
 
 def attention_of_heads(layer: AttentionLayer) -> Iterator[Tensor]:
@@ -151,42 +134,6 @@ def attention_of_heads(layer: AttentionLayer) -> Iterator[Tensor]:
             chooses = mask.dtype == torch.bool
             scores = scores.masked_fill(~mask, float("-inf")) if chooses else scores + mask
         yield scores.softmax(-1)
-
-
-class _RowBesideAttention(torch.autograd.Function):
-    """q, k and the row of `cls_row`, for attention that goes on with the q and k it is given.
-
-    So the attention's gradients of q and k pass through here, and the row's are added to them as they pass:
-    with P the heads' rows and G = drow / heads,
-
-        dS = P (G - sum_n P G),   dk_n += dS_n q_cls scale,   dq_cls += scale sum_n dS_n k_n
-
-    Plain autograd would fill a whole gradient of q with zeros for its first token, form the row's whole
-    gradient of k, and add both in passes of their own.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-        rows = _cls_rows_of_heads(q, k, scale)
-        ctx.save_for_backward(q, k, rows)
-        ctx.scale = scale
-        return q.view_as(q), k.view_as(k), rows.mean(1)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dq: Tensor, dk: Tensor, drow: Tensor) -> tuple[Tensor, Tensor, None]:
-        q, k, rows = ctx.saved_tensors
-        weighted = rows * (drow.unsqueeze(1) / rows.shape[1])
-        dS = (weighted - rows * weighted.sum(-1, keepdim=True)).to(k.dtype)  # [B, heads, N]
-        if k.is_contiguous():
-            dquery = (dS.unsqueeze(2) @ k).squeeze(2)  # [B, heads, d]
-        else:  # every head with all keys, where they lie, and then its own block
-            products = dS @ k.transpose(1, 2).flatten(2)  # [B, heads, heads * d]
-            dquery = products.unflatten(2, (q.shape[1], -1)).diagonal(dim1=1, dim2=2).mT
-        dk = torch.addcmul(dk, dS.unsqueeze(-1), q[:, :, :1], value=ctx.scale)
-        dq = dq.clone()
-        dq[:, :, 0] += ctx.scale * dquery
-        return dq, dk, None
 
 
 class _CoveredAttention(nn.Module):
@@ -213,7 +160,7 @@ class _CoveredAttention(nn.Module):
         """q, k, v (B, heads, N, d) -> (B, N, heads * d), with the CLS row recorded on the way."""
         if self.row_in_training if self.training else self.row_in_evaluation:
             if mask is None and q.requires_grad and torch.is_grad_enabled():
-                q, k, row = _RowBesideAttention.apply(q, k, self.scale)
+                q, k, row = op.row_beside_attention(q, k, self.scale)
             else:
                 row = cls_row(q, k, self.scale, mask)
             rows = open_recording(ROWS)
