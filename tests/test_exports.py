@@ -1,7 +1,7 @@
 """What `predict` writes for other tools, read by those that people use: images, classes and boxes are there.
 
-Two readers are not here. datumaro wants an older Pillow than the one that is tested, and pandas and pyarrow with it;
-ultralytics installs opencv-python over the files of opencv-python-headless. Its layout rules are written down below.
+Two readers are not here. datumaro wants an older Pillow than the tested one, and brings pandas and pyarrow.
+ultralytics installs opencv-python over the files of opencv-python-headless: its rules are written down below.
 """
 
 import contextlib
