@@ -313,7 +313,7 @@ def test_names_of_classes_are_unique():
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_hostile_names(form, tmp_path):
+def test_hostile_names_and_an_image_without_a_box(form, tmp_path):
     """Names of files and classes that mean something in a format, and a path longer than a file's name may be."""
     deep = tmp_path.joinpath(*["deep" * 20] * 4)
     deep.mkdir(parents=True)
@@ -328,6 +328,8 @@ def test_hostile_names(form, tmp_path):
         Image.new("RGB", (20, 10)).save(tmp_path / name)
         classes = [{"index": 1, "name": "b", "score": 0.5}]
         findings.append(Finding(name[:-4], str(tmp_path / name), (20, 10), classes, [((1, 2, 11, 8), 0.5)]))
+    Image.new("RGB", (20, 10)).save(tmp_path / "nothing.png")
+    findings.append(Finding("nothing", str(tmp_path / "nothing.png"), (20, 10), classes, [], "no bird"))
     out = tmp_path / "out"
     out.mkdir()
     written = FORMATS[form](Export(out, findings, ["</name>", "a\nb: 'c' \"d\" #", "null"], str(tmp_path)))
@@ -335,10 +337,12 @@ def test_hostile_names(form, tmp_path):
     if form == "yolo":
         content = yaml.safe_load((out / "yolo/data.yaml").read_text())
         assert content["names"] == {0: "</name>", 1: "a b  'c' \"d\" #", 2: "null"}
-        assert len(list((out / "yolo/images").iterdir())) == len(list((out / "yolo/labels").iterdir())) == 4
+        assert len(list((out / "yolo/images").iterdir())) == len(list((out / "yolo/labels").iterdir())) == 5
+        assert (out / "yolo/labels/nothing.txt").read_text() == "", "a background image"
     if form == "voc":
         for file in (out / "voc/Annotations").iterdir():
-            assert ElementTree.parse(file).findtext("object/name") == "a b  'c' \"d\" #"
+            name = ElementTree.parse(file).findtext("object/name")
+            assert name == (None if file.stem == "nothing" else "a b  'c' \"d\" #")
     if form == "labelstudio":
         tags = ElementTree.parse(out / "label_studio.xml").getroot().find("RectangleLabels")
         assert tags[0].get("value") == "</name>"

@@ -424,6 +424,16 @@ class TestTrainer:
     def test_a_batch_by_the_number_of_images(self, images, batch):
         assert batch_for(images) == batch
 
+    @pytest.mark.parametrize(
+        ("images", "epochs"), [(90, 10), (2000, 10), (2001, 10), (3000, 7), (5000, 4), (10**6, 4)]
+    )
+    def test_a_budget_of_images_bounds_the_epochs(self, images, epochs):
+        config = make_config({"epochs": 10, "image_budget": 20_000}, "test")
+        assert config.for_images(images).epochs == epochs
+        assert config.for_images(images).for_images(images) == config.for_images(images)
+        assert make_config({"epochs": 10}, "test").for_images(images).epochs == 10
+        assert make_config({"epochs": 3, "image_budget": 20_000}, "test").for_images(images).epochs == 3
+
     def test_a_small_folder_trains_by_itself(self, tmp_path, caplog):
         """As `--help` advises, with no batch given; what was chosen stays when the run is resumed."""
         write_folder(tmp_path / "mine", per_class=20)  # 14 training images of each class

@@ -29,7 +29,7 @@ Where nobody has drawn the boxes of the validation split, --val-boxes takes othe
 not its own, so each map is of the class that it finds in the image, and there are no figures of classification.
 
 --image-size tests with images of another size than those of the training: larger ones have more patches, and
-boxes with finer edges, for more time.
+boxes with finer edges, for more time. --tiles 2x2 cuts every image into four, for small objects.
 
 All metrics come from one pass. Results are printed, and written to --out: metrics.json, predictions.csv,
 predictions.coco.json and, with --report, report.html. --json prints what metrics.json has instead of a table.
@@ -44,7 +44,7 @@ from .. import choices
 from ..errors import InputError
 from ..files import make_folder
 from ..threshold import BEST, get_rule, make_threshold, rule_names
-from .program import Parser
+from .program import Parser, tiles
 
 
 def add_arguments(parser: Parser) -> None:
@@ -73,6 +73,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--step", type=float, default=0.001, help="of the thresholds that are tried (0.001)")
     parser.add_argument("--strategy", help="maps to combine, such as F4*S4 (F0*S0)")
     other = parser.add_argument("--map")
+    parser.add_argument("--tiles", type=tiles, default=(1, 1), metavar="RxC", help="such as 2x2 (1x1)")
     parser.add_argument("--refine", action="store_true", help="apply SCM's diffusion to the maps")
     parser.add_argument("--mirror", action="store_true", help="average with the mirror image: two passes")
     parser.add_argument("--skip-bad-images", action="store_true", help="leave out and list, do not stop")
@@ -134,9 +135,10 @@ def execute(args: argparse.Namespace) -> int:
     strategy = Strategy.parse(args.strategy or DEFAULT)
     if args.save_threshold:
         check_threshold_can_be_saved(args.checkpoint)
-        if strategy != Strategy() or args.map or args.refine:
+        if strategy != Strategy() or args.map or args.refine or args.tiles != (1, 1):
             raise InputError(
-                "--save-threshold: the model is used with its own map, not with --strategy, --map or --refine"
+                "--save-threshold: the model is used with its own map, not with --strategy, --map, --refine "
+                "or --tiles"
             )
     with processes(args.device) as device:
         if args.model:
@@ -153,6 +155,7 @@ def execute(args: argparse.Namespace) -> int:
             args.mirror,
             args.map,
             args.refine,
+            tiles=args.tiles,
             foreign_classes=args.model is not None,
         )
         source = DataSource(

@@ -36,6 +36,13 @@ theirs too, K boxes at most, if their area is at least a tenth of the largest on
 within: it is high where the map has one clear object. In coco and csv, and on the overlays, it is multiplied by the
 score of the class.
 
+An image gets no box if its class is one of those that were named empty in training (--empty-classes), or with
+--reject SHARE if it is less like the training images than all but that SHARE of the validation images: --reject
+0.05 leaves out most photos that show something else, and about one in twenty that do not. Json then has the reason.
+
+Small objects: --tiles 2x2 cuts every image into four, which the network sees one by one and twice as large, beside
+the whole. --image-size 448 gives it more patches instead. Either takes about four times as long.
+
 What is done is kept: after a Ctrl-C or on a full disk, the same command goes on where it was. The results are
 written when all images are done; until then OUT/unfinished.jsonl holds them, a line per image.
 
@@ -60,7 +67,7 @@ from ..errors import InputError
 from ..files import make_folder
 from ..formats import FORMATS, Export, Finding, check_replaceable
 from ..progress import tqdm
-from .program import Stop
+from .program import Stop, tiles
 
 if TYPE_CHECKING:
     from ..journal import Journal
@@ -101,6 +108,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--map", metavar="MAP", help="such as rollout, gradcam (default: the model's own)")
     parser.add_argument("--refine", action="store_true", help="apply SCM's diffusion to the maps")
     parser.add_argument("--max-boxes", type=int, default=1, metavar="K", help="of an image (default 1)")
+    parser.add_argument("--image-size", type=int, metavar="PIXELS", help="(as the network was trained)")
+    parser.add_argument("--tiles", type=tiles, default=(1, 1), metavar="RxC", help="such as 2x2 (1x1)")
+    parser.add_argument("--reject", type=float, default=0.0, metavar="SHARE", help="such as 0.05 (0)")
     parser.add_argument("--mirror", action="store_true", help="average with the mirror image: two passes")
     parser.add_argument("--top-k", type=int, default=5, help="classes listed in json (default 5)")
     parser.add_argument("--batch-size", type=int, default=32)
@@ -132,7 +142,10 @@ def execute(args: argparse.Namespace) -> int:
         print(f"scm-fast predict: {note}", file=sys.stderr)
     if args.pretrained and not args.model:
         raise InputError("--pretrained: goes with --model")
-    model = load_classifier(args.model, args.pretrained) if args.model else load_model(args.checkpoint)
+    if args.model:
+        model = load_classifier(args.model, args.pretrained, args.image_size)
+    else:
+        model = load_model(args.checkpoint, args.image_size)
     _check_stored(args, model.config.threshold)
     localizer = Localizer(
         model,
@@ -144,6 +157,8 @@ def execute(args: argparse.Namespace) -> int:
         args.max_boxes,
         args.map,
         args.refine,
+        args.reject,
+        args.tiles,
     )
     images_choose = args.threshold == AUTO or localizer.choice.is_open
     make_folder(args.out, "--out")
@@ -172,6 +187,8 @@ def execute(args: argparse.Namespace) -> int:
             written = ", ".join(str(FORMATS[name](export)) for name in args.format)
             list_of_others = write_left_out(args.out, [*unread, *found.left_out])
         boxes = f" with {sum(len(f.boxes) for f in journal)} boxes" if args.max_boxes > 1 else ""
+        empty = sum(bool(f.empty) for f in journal)
+        boxes += f", {empty} of them without a box," if empty else ""
         others = f", {len(unread)} could not be read" if unread else ""
         others += f", {len(found.left_out)} left out" if found.left_out else ""
         others += f" ({list_of_others})" if list_of_others else ""

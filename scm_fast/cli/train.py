@@ -59,7 +59,7 @@ def train(config: TrainConfig) -> None:
     with processes(config.device, config.partner_timeout) as device, RunFolder(config.out).locked():
         if source.split(config.train_split).num_classes == 1:
             return keep_untrained(config, device, source)
-        config = config.with_batch(len(source.split(config.train_split)))
+        config = config.for_images(len(source.split(config.train_split)))
         trainer = Trainer(config, device, source, start_from=pretrain(config, device, source))
         trainer.fit()
         kept = trainer.folder.path / trainer.kept_model()

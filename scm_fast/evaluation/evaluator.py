@@ -76,6 +76,7 @@ class Evaluator:
         image_size: ArrayLike,
         masks: Sequence[NDArray[np.uint8] | None] | None = None,
         separation: NDArray | None = None,
+        confidence: ArrayLike | None = None,
     ) -> None:
         """Add a batch. The maps are not kept: they are reduced to boxes before the next batch returns.
 
@@ -90,6 +91,7 @@ class Evaluator:
             masks: per image None or `read_masks(...)` at the evaluation size.
             separation: (B, K), `token_separation(...)` of the best class's maps, by which a threshold is chosen
                 where there are no boxes.
+            confidence: (B,), `emptiness.confidence(...)` of the logits.
         """
         index = np.asarray(index, dtype=np.int64)
         maps = np.asarray(maps)
@@ -116,6 +118,7 @@ class Evaluator:
                 "label": label,
                 "top_class": top_class,
                 "top_score": _five_columns(np.asarray(top_score, dtype=np.float32), 0),
+                "confidence": np.asarray(np.zeros(count) if confidence is None else confidence, np.float32),
                 "image_size": sizes,
                 "separation": np.asarray(
                     no_separation(count) if separation is None else separation,
@@ -169,6 +172,7 @@ class Evaluator:
             label=np.zeros(0, np.int32),
             top_class=np.zeros((0, TOP), np.int32),
             top_score=np.zeros((0, TOP), np.float32),
+            confidence=np.zeros(0, np.float32),
             image_size=np.zeros((0, 2), np.int32),
             true_class_box=np.zeros((0, CUTS, 4), self._dtype),
             top_class_box=np.zeros((0, CUTS, 4), self._dtype),

@@ -33,6 +33,7 @@ from ..threshold import (
     token_separation,
 )
 from .classes import match_classes
+from .emptiness import confidence
 from .evaluator import Evaluator
 from .metrics import TOP, SplitMetrics
 from .pixels import read_masks
@@ -263,6 +264,7 @@ def _accumulate(
         image_size=[dataset.size(index) for index in indices],
         masks=[read_masks(r.masks, r.ignore_mask, size) if r.masks else None for r in records],
         separation=token_separation(activations[:, 1], localization.tokens),
+        confidence=confidence(localization.logits).cpu(),
     )
     if maps is not None:
         attention = localization.attention.float().cpu().numpy()

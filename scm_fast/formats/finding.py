@@ -21,11 +21,12 @@ class Finding(NamedTuple):
     size: tuple[int, int]  # (width, height)
     classes: Sequence[Mapping[str, Any]]  # index, name and score, best first
     boxes: Sequence[tuple[Sequence[float], float]]  # x0, y0, x1, y1 in pixels, and the box's score
+    empty: str = ""  # why there is no box
 
     @classmethod
     def of(cls, output: str, prediction: Prediction) -> Finding:
         classes = [vars(found) for found in prediction.classes]
-        return cls(output, prediction.name, prediction.size, classes, prediction.boxes)
+        return cls(output, prediction.name, prediction.size, classes, prediction.boxes, prediction.empty)
 
     @property
     def label(self) -> int:

@@ -7,22 +7,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ..files import replacing
-from .finding import Export, rounded, write_list
+from .finding import Export, Finding, rounded, write_list
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that a spreadsheet would compute
 
 
 def export_json(export: Export) -> Path:
     """Write a list, one entry per image: size, the classes, best first, and the boxes (x0, y0, x1, y1), whose
-    first is also `box`."""
+    first is also `box`. Without a box that is null, and `empty` says why."""
     entries = (
         {
             "image": finding.image,
             "width": finding.size[0],
             "height": finding.size[1],
-            "box": rounded(finding.boxes[0][0]),
+            "box": rounded(finding.boxes[0][0]) if finding.boxes else None,
             "boxes": [{"box": rounded(box), "score": round(score, 6)} for box, score in finding.boxes],
             "classes": list(finding.classes),
+            **({"empty": finding.empty} if finding.empty else {}),
         }
         for finding in export.found
     )
@@ -34,7 +35,11 @@ def export_json(export: Export) -> Path:
 
 
 def export_csv(export: Export) -> Path:
-    """Write a line for each box."""
+    """Write a line for each box; an image without one has a line whose corners are empty."""
+
+    def scored(finding: Finding) -> Sequence[tuple[Sequence[float] | None, float]]:
+        return finding.detections or [(None, finding.classes[0]["score"])]
+
     rows = (
         {
             "image": finding.image,
@@ -46,7 +51,7 @@ def export_csv(export: Export) -> Path:
             **corner_columns(box),
         }
         for finding in export.found
-        for box, score in finding.detections
+        for box, score in scored(finding)
     )
     columns = ("image", "width", "height", "class", "name", "score", *corner_columns(None))
     return write_csv(export.folder / "predictions.csv", columns, rows)

@@ -53,6 +53,7 @@ def build_model(
         backbone_options=options,
         method_options=config.method_options if method_options is None else method_options,
         calibration=calibration,
+        empty_classes=config.empty_classes,
     )
     if config.small_size is not None:
         check_whole_patches(model.backbone, "small_size is", config.small_size, config.small_size)

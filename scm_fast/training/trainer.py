@@ -23,6 +23,7 @@ from ..data import Batch, DataSource
 from ..errors import InputError
 from ..evaluation import Predictor, Result, SplitMetrics, evaluate
 from ..evaluation.classes import match_classes
+from ..evaluation.emptiness import confidence_percentiles
 from ..models import LocalizationModel
 from ..models.weights import load_strictly
 from ..progress import tqdm
@@ -60,7 +61,7 @@ class Trainer:
         start_from: Path | None = None,
     ) -> None:
         self.source = source or config.source()
-        self.config = config = config.with_batch(len(self.source.split(config.train_split)))
+        self.config = config = config.for_images(len(self.source.split(config.train_split)))
         self.device = device
         assert config.out is not None
         self.folder = RunFolder(config.out)
@@ -142,6 +143,7 @@ class Trainer:
         self.step, self.validated, self.best = state["step"], state["validated"], state["best"]
         self.meter = Meter(**state["meter"])
         self.kept.config.threshold = threshold_from_json(state["threshold"])
+        self.kept.config.confidences = state["confidences"]
         if len(state["random"]) == distributed.world_size():  # on another number of them, they start anew
             random = state["random"][distributed.rank()]
             torch.set_rng_state(random["cpu"])
@@ -169,6 +171,7 @@ class Trainer:
             "best": self.best,
             "meter": asdict(self.meter),
             "threshold": asdict(threshold) if threshold else None,
+            "confidences": self.kept.config.confidences,
         }
         self.logs.flush()
         distributed.on_first(self.folder.save_checkpoint, state, self.kept)
@@ -317,6 +320,7 @@ class Trainer:
         done = evaluate(predictor, self.source, validation_settings(self.config))
         result = done.result
         self.kept.config.threshold = result.threshold
+        self.kept.config.confidences = confidence_percentiles(done.metrics.table.confidence)
         if distributed.is_first():
             self._log_epoch(result)
         for metric in dict.fromkeys((self.config.best_metric, "top1_cls")):
