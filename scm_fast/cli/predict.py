@@ -10,12 +10,20 @@ kept (last or best_gt_known in the run folder), or a published .pth file. --mode
 classifier of timm as it is, with its ImageNet classes: no training, and the weights of timm's hub or of a file
 (--pretrained). --map takes another map than the model's own (docs/methods.md). In the folder OUT you get
 
-  json   predictions.json        size, boxes (x0 y0 x1 y1, pixels) and best classes of every image
-  coco   predictions.coco.json   for annotation tools: bbox is x y width height
-  csv    predictions.csv         one line per box
-  yolo   labels/NAME.txt         class, centre and size as fractions; names in classes.txt
+  json         predictions.json        size, boxes (x0 y0 x1 y1, pixels) and best classes of every image
+  coco         predictions.coco.json   for annotation tools: bbox is x y width height; categories from 1
+  csv          predictions.csv         one line per box
+  yolo         yolo/                   data.yaml, images and labels: trains as it is
+  voc          voc/                    Pascal VOC: Annotations, JPEGImages, ImageSets, labelmap.txt
+  labelstudio  label_studio.json       tasks with predictions; label_studio.xml is the labelling interface
 
-and with --overlay a picture of every map and its boxes in OUT/overlays. A box surrounds the part of the map above a
+or several of them: --format coco,yolo. In coco, an image is named by its path below the image folder: the one that
+is given, or the one that has all that are given. yolo and voc have the images in them, as further names of your
+files where the disk has such and else as copies. Label Studio reads images from the image folder where
+LABEL_STUDIO_LOCAL_FILES_DOCUMENT_ROOT is the folder around it.
+
+--overlay adds a picture of every map and its boxes in OUT/overlays, --crops what each box surrounds in OUT/crops,
+as NAME.jpg, or with --max-boxes as NAME_1.jpg, NAME_2.jpg. A box surrounds the part of the map above a
 threshold: the checkpoint's (--threshold stored), or where it has none one that the images choose themselves (auto),
 which needs no boxes. Chosen so, it depends on all images of the command: a photo may have another box among others.
 A value overrules both, as 0.3 of the map's range or as between:0.3 of the way from the map's mean to Otsu's
@@ -58,6 +66,7 @@ from typing import TYPE_CHECKING
 from .. import choices
 from ..errors import InputError
 from ..files import make_folder
+from ..formats import FORMATS, Export, Finding, check_replaceable
 from ..progress import tqdm
 from .program import Parser, Stop, tiles
 
@@ -76,8 +85,15 @@ def add_arguments(parser: Parser) -> None:
     model.add_argument("--model", metavar="NAME", help="classifier of timm, such as deit_tiny_patch16_224")
     parser.add_argument("--pretrained", metavar="FILE", type=Path, help="weights of --model (timm's hub)")
     parser.add_argument("--out", required=True, type=Path, help="folder for the results")
-    parser.add_argument("--format", choices=["json", "coco", "csv", "yolo"], default="json")
+    parser.add_argument(
+        "--format",
+        type=_formats,
+        default="json",
+        metavar="FORMATS",
+        help=f"{', '.join(FORMATS)}, or several with commas between (default json)",
+    )
     parser.add_argument("--overlay", action="store_true", help="also draw maps and boxes")
+    parser.add_argument("--crops", action="store_true", help="also write what each box surrounds, as JPEG")
     parser.add_argument(
         "--overlay-side",
         type=int,
@@ -108,9 +124,16 @@ def add_arguments(parser: Parser) -> None:
     )
 
 
+def _formats(text: str) -> list[str]:
+    names = list(dict.fromkeys(text.split(",")))
+    for name in names:
+        if name not in FORMATS:
+            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(FORMATS)}")
+    return names
+
+
 def execute(args: argparse.Namespace) -> int:
     from ..devices import use_device
-    from ..formats import FORMATS
     from ..found_images import find_images_for, write_left_out
     from ..journal import Journal
     from ..localizer import Localizer
@@ -120,6 +143,7 @@ def execute(args: argparse.Namespace) -> int:
 
     if args.overlay_side < 1:
         raise InputError(f"--overlay-side must be positive, got {args.overlay_side}")
+    check_replaceable(args.out, args.format)
     found = find_images_for(args.images, args.out)
     files = found.files
     for note in found.notes:
@@ -168,7 +192,8 @@ def execute(args: argparse.Namespace) -> int:
                 f"none of the {len(files)} images could be read; nothing was written to {args.out}"
             )
         with _keeping(journal, files, args.out):
-            written = FORMATS[args.format](args.out, journal, localizer.class_names)
+            export = Export(args.out, journal, localizer.class_names, image_folder(args.images))
+            written = ", ".join(str(FORMATS[name](export)) for name in args.format)
             list_of_others = write_left_out(args.out, [*unread, *found.left_out])
         boxes = f" with {sum(len(f.boxes) for f in journal)} boxes" if args.max_boxes > 1 else ""
         empty = sum(bool(f.empty) for f in journal)
@@ -218,9 +243,8 @@ def _predict(
     localizer: Localizer, journal: Journal, files: list[Path], args: argparse.Namespace
 ) -> list[tuple[str, str]]:
     """Put the images that are left into the journal; gives those that could not be read, each with the reason."""
-    from ..formats import Finding
     from ..localizer import Failure
-    from ..overlay import save_overlay
+    from ..overlay import save_crops, save_overlay
 
     left = [
         (file, name)
@@ -243,6 +267,8 @@ def _predict(
                 continue
             if args.overlay:
                 save_overlay(args.out / "overlays" / f"{name}.jpg", result, args.overlay_side)
+            if args.crops:
+                save_crops(args.out / "crops", name, result, numbered=args.max_boxes > 1)
             journal.add(Finding.of(name, result))
     return unread
 
@@ -257,6 +283,12 @@ def _keeping(journal: Journal, files: list[Path], out: Path) -> Iterator[None]:
         if isinstance(error, OSError):
             raise Stop(f"error: {error.filename or out}: {error.strerror}; {kept}", 2) from None
         raise Stop(f"stopped; {kept}", 128 + signal.SIGINT) from None
+
+
+def image_folder(given: list[Path]) -> str:
+    """Return the folder that is given, or the one that all files and folders that are given are in."""
+    paths = [os.path.abspath(path) for path in given]
+    return os.path.commonpath(path if os.path.isdir(path) else os.path.dirname(path) for path in paths)
 
 
 def output_names(files: list[Path], given: list[Path]) -> list[str]:

@@ -232,8 +232,9 @@ class _RopeAttention(_CoveredAttention):
 
     def rotate(self, x: Tensor, rope: Tensor) -> Tensor:
         prefix, patches = x[:, :, : self.num_prefix_tokens], x[:, :, self.num_prefix_tokens :]
-        half = getattr(self, "rotate_half", False)
-        return torch.cat([prefix, apply_rot_embed_cat(patches, rope, half=half)], dim=2)
+        # timm 1.0.20 has networks that rotate halves, and the keyword for it.
+        options = {"half": True} if getattr(self, "rotate_half", False) else {}
+        return torch.cat([prefix, apply_rot_embed_cat(patches, rope, **options)], dim=2)
 
     def forward(
         self,

@@ -16,6 +16,7 @@ from ..threshold import Threshold
 from . import backbones
 from .architectures import Backbone, Features
 from .config import ModelConfig
+from .hub import OnHub
 from .precision import single
 
 
@@ -80,11 +81,12 @@ class Localization(NamedTuple):
             raise InputError(f"classes must be in 0 ... {self.logits.shape[1] - 1}, got {wrong}")
 
 
-class LocalizationModel(nn.Module):
+class LocalizationModel(nn.Module, OnHub):
     """Backbone, the parts that a method adds, and the calibration module if it has one. Made by `create_model`.
 
     In training mode a batch of images (B, 3, height, width) gives a `TrainingOutput`; in evaluation mode a
-    `Localization`, in which the calibration has no part.
+    `Localization`, in which the calibration has no part. `from_pretrained` and `push_to_hub` are for the Hugging
+    Face Hub.
     """
 
     head: Any  # of the method's parts, the one that all methods have
