@@ -5,7 +5,7 @@
     python bench/kernel_counts.py --before bench/kernel_counts_first.csv
 
 With `--csv FILE` the counts are written there, and with `--before FILE` of another version they stand beside these.
-docs/emulator.md says what is counted, tests/ptx/critical_path.py what the critical path assumes. The interpreter
+tests/ptx/README.md says what is counted, tests/ptx/critical_path.py what the critical path assumes. The interpreter
 replaces the compiler, so this needs a process without TRITON_INTERPRET=1.
 """
 

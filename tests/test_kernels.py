@@ -113,8 +113,8 @@ def test_compiles_without_spills_within_shared_memory(target):
 
 
 def documented_registers(target: str) -> list[list[str]]:
-    """Case, kernel and registers of every row of the table in docs/kernels.md."""
-    page = (Path(__file__).parents[1] / "docs" / "kernels.md").read_text()
+    """Case, kernel and registers of every row of the table in docs/tables/kernels.md."""
+    page = (Path(__file__).parents[1] / "docs" / "tables" / "kernels.md").read_text()
     lines = page.split("<!-- resources -->\n")[1].split("\n<!-- /resources -->")[0].splitlines()
     table = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in lines]
     column = table[0].index(target)
