@@ -1,4 +1,4 @@
-"""What the compiled kernels do in one training step, counted in the emulator of tests/ptx: nothing is timed.
+"""Count what the compiled kernels do in one training step, in the emulator of tests/ptx. Nothing is timed.
 
     python bench/kernel_counts.py
     python bench/kernel_counts.py --target sm_80 --grid 28x28 --classes 1000 --channels-last

@@ -1,4 +1,4 @@
-"""What a Markdown file holds: links, anchors, code blocks, commands. For tests/test_docs.py."""
+"""Read a Markdown file: links, anchors, code blocks, commands. Used by tests/test_docs.py."""
 
 from __future__ import annotations
 

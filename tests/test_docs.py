@@ -73,7 +73,7 @@ def test_length(page):
 
 @pytest.mark.parametrize("page", [README, *FOR_READERS], ids=page_id)
 def test_figures_per_hundred_words(page):
-    """Of the text outside tables and code: numbers belong there."""
+    """Numbers belong in tables and code, not in the running text."""
     text = prose(page.read_text())
     found = figures(text)
     assert len(found) <= MOST_FIGURES * len(text.split()) / 100, found
@@ -120,7 +120,7 @@ def test_the_tree_names_every_folder():
 
 @pytest.fixture(scope="module")
 def user_folder(tmp_path_factory) -> Path:
-    """What the pages speak of: photos/, CUB_200_2011/, my_images/ and a trained model in runs/."""
+    """The folder that the pages assume: photos/, CUB_200_2011/, my_images/ and a trained model in runs/."""
     folder = tmp_path_factory.mktemp("user")
     for number in range(3):
         write_image(folder / "photos" / f"{number}.jpg", (90, 70), seed=number)
@@ -140,7 +140,7 @@ CONTINUES = re.compile(r"# continues .*above")
 
 
 def programs(page: Path) -> list[list]:
-    """What somebody runs who copies a snippet: it alone, or after the one that it says it continues."""
+    """Return the programs that a reader copies: a snippet alone, or after the one that it says it continues."""
     found: list[list] = []
     for block in blocks(page.read_text(), "python"):
         found.append([*(found[-1] if CONTINUES.match(block.text) else ()), block])
@@ -172,7 +172,7 @@ def test_python_snippets_run(page, program, user_folder, monkeypatch):
 
 @pytest.mark.parametrize("method", ["scm", "sat"])
 def test_the_onnx_example_needs_no_package_of_ours(user_folder, tmp_path, method):
-    """In a process of its own, and to the boxes of Localizer; of a photo that neither has to make smaller."""
+    """The example finds Localizer's boxes in its own process, on a photo that neither has to make smaller."""
     pytest.importorskip("onnxruntime")
     shutil.copytree(user_folder, tmp_path, dirs_exist_ok=True)
     user_folder = tmp_path
@@ -303,8 +303,60 @@ def check_pip(arguments: list[str]) -> None:
         check_paths([arguments[arguments.index("-c") + 1]])
 
 
+# Words that begin no sentence of what a thing does or is: prepositions, relatives and questions.
+FRAGMENTS = re.compile(
+    r"(about|above|according|across|after|against|along|among|as|at|because|before|behind|below|beneath|beside|between"
+    r"|beyond|but|by|despite|down|during|except|for|from|how|if|in|inside|into|like|near|of|off|on|onto|out|outside"
+    r"|over|per|since|so|than|that|through|throughout|till|to|toward|under|until|unto|up|upon|what|when|whence|where"
+    r"|whereas|whether|which|while|who|whoever|whom|whose|why|with|within|without)\b",
+    re.IGNORECASE,
+)
+# Still to be written: no file comes to this list.
+FRAGMENTS_REMAIN = (
+    "kernels/",
+    "scm_fast/ops/",
+    "scm_fast/training/",
+    "scm_fast/models/",
+    "scm_fast/evaluation/",
+    "scm_fast/threshold/",
+    "scm_fast/*.py",
+    "scm_fast/cli/predict.py",
+    "scm_fast/runs/reading.py",
+    "bench/kernel_launches.py",
+    "bench/kernel_report.py",
+    "bench/kernel_traffic.py",
+    "tests/ptx/",
+    "tests/test_distributed.py",
+    "tests/test_kernel_traffic.py",
+    "tests/test_launching.py",
+)
+
+
+def fragments(source: str) -> list[str]:
+    """First lines of docstrings that open with a preposition, a relative or a question word."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = (node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds))
+    first = [text.splitlines()[0] for node in nodes if (text := ast.get_docstring(node))]
+    return [line for line in first if FRAGMENTS.match(line)]
+
+
+def test_docstrings_are_phrases():
+    found = {}
+    for file in sorted(ROOT.rglob("*.py")):
+        name = file.relative_to(ROOT)
+        if name.parts[0] not in ("scm_fast", "kernels", "bench", "tests", "docs"):
+            continue
+        waiting = any(
+            name.match(part) if "*" in part else name.as_posix().startswith(part) for part in FRAGMENTS_REMAIN
+        )
+        lines = fragments(file.read_text())
+        if lines and (not waiting or name.as_posix().startswith("scm_fast/evaluation/report/")):
+            found[name.as_posix()] = lines
+    assert found == {}
+
+
 class TestTheChecks:
-    """That they find what is wrong."""
+    """The checks themselves find what is wrong."""
 
     def test_broken_links(self, tmp_path):
         page = tmp_path / "page.md"
@@ -315,6 +367,10 @@ class TestTheChecks:
         (tmp_path / "other.md").write_text("## X\n## X\n")
         assert broken_links(page) == ["#nothing", "gone.md", "other.md#y", "picture.png"]
         assert anchors("## X\n## X\n") == {"x", "x-1"}
+
+    def test_fragments(self):
+        source = 'def a():\n    """Of a map, its mean."""\n\n\ndef b():\n    """Return the mean."""\n'
+        assert fragments(source) == ["Of a map, its mean."]
 
     def test_prose_and_figures(self):
         text = "# T 1\n\nTake 3.5x of `4` at [five](a6.md), 1,000 or 7-8.\n\n| 9 |\n|---|\n\n"

@@ -1,4 +1,4 @@
-"""What the kernels cost: launches of a training step, and resources on real GPU targets."""
+"""Costs of the kernels: launches of a training step, and resources on real GPU targets."""
 
 import json
 import os
@@ -47,7 +47,7 @@ NO_LAUNCH = re.compile(
 
 
 def launched(function: Callable[[], Any]) -> tuple[Any, list[str]]:
-    """What a function returns, and all that it would launch: this package's kernels and torch's operations."""
+    """Return a function's result and all that it would launch: this package's kernels and torch's operations."""
     with (
         recorded_launches() as launches,
         torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile,
