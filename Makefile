@@ -12,7 +12,7 @@ installed := $(VENV)/.installed
 export PATH := $(abspath $(bin)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test slow-test quick-test lint bench-smoke coverage clean-demo
+.PHONY: help demo install test slow-test quick-test lint docs bench-smoke coverage clean-demo
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -22,7 +22,7 @@ $(installed): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "make: $(PYTHON) must be Python 3.11 or later with venv (Debian: apt install python3-venv)" >&2; exit 2; }
 	@$(PYTHON) -m venv $(VENV)
-	@$(bin)/python -m pip install --quiet --disable-pip-version-check -e ".[dev,onnx,plots,tensorboard]" -c constraints.txt
+	@$(bin)/python -m pip install --quiet --disable-pip-version-check -e ".[dev,docs,onnx,plots,tensorboard]" -c constraints.txt
 	@touch $@
 
 install: $(installed) ## the virtual environment alone, in .venv
@@ -62,6 +62,10 @@ lint: $(installed) ## formatting, lint and types
 	@ruff format --check .
 	@ruff check .
 	@mypy
+
+docs: $(installed) ## the pages as a site in site/; a broken link is an error
+	@echo "== docs"
+	@NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
 
 bench-smoke: $(installed) ## one small case of every benchmark, once: that they run, not how fast
 	@echo "== one case of every benchmark"

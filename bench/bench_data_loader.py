@@ -1,4 +1,4 @@
-"""From JPEG file to training batch: this package's loader against the plain PIL and torchvision pipeline.
+"""Compare this package's loader with the plain PIL and torchvision pipeline, from JPEG file to training batch.
 
     SCM_FAST_DATA=... pytest bench/bench_data_loader.py --benchmark-only
 
@@ -71,7 +71,7 @@ def folder(request, tmp_path_factory):
 
 
 def plain_batches(root: Path):
-    """What a training script does without this package."""
+    """The pipeline of a training script without this package."""
     pipeline = transforms.Compose(
         [
             transforms.Resize((256, 256)),
@@ -85,7 +85,7 @@ def plain_batches(root: Path):
 
 
 def check_same_pixels(root: Path) -> None:
-    """Without the random steps, both pipelines give the same images up to one grey level."""
+    """Check that both pipelines give the same images up to one grey level, without the random steps."""
     dataset = open_dataset(root, "trainval")
     preprocessing = published_preprocessing(training=False)
     pipeline = transforms.Compose([transforms.Resize((224, 224)), transforms.PILToTensor()])

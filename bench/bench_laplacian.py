@@ -27,7 +27,7 @@ SHAPES = shapes(
 
 
 def gradient_on_edges(dE: torch.Tensor, side: int) -> torch.Tensor:
-    """Of a gradient by every entry of E (B, N, N), that by the edges (B, 2, H, W): both entries of each."""
+    """Turn a gradient by every entry of E (B, N, N) into that by the edges (B, 2, H, W): both entries of each."""
     grid = (dE + dE.mT).unflatten(2, (side, side)).unflatten(1, (side, side))
     columns = torch.arange(side, device=dE.device)
     rows = columns[:, None]

@@ -59,7 +59,7 @@ def gradient_of_logits(S: torch.Tensor) -> torch.Tensor:
 
 
 def reference_not_run(batch: int, tokens: int, device: torch.device) -> str:
-    """Why the reference is left out: its 16 iterations take two products of 2 N^3, and thrice that with the
+    """Say why the reference is left out: its 16 iterations take two products of 2 N^3, and thrice that with the
     backward pass."""
     operations = 3 * 16 * 2 * 2 * batch * tokens**3
     most = MOST_OPERATIONS[device.type]
@@ -111,7 +111,7 @@ def test_growth_with_the_number_of_tokens(compare, device, limits, batch):
 @pytest.mark.full
 @pytest.mark.parametrize("iterations", [4, 8, 10, 16])
 def test_stencil_against_matrices(compare, device, iterations):
-    """What the cost model of `choose_solver` is fitted to, at 14 x 14 tokens."""
+    """Measure what the cost model of `choose_solver` is fitted to, at 14 x 14 tokens."""
     S, F = maps(16, 200, 14, device)
     dlogits = gradient_of_logits(S)
     solvers = ("stencil", "dense") if iterations <= 10 else ("dense",)

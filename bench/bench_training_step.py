@@ -35,7 +35,7 @@ def _literal_attend(self, q, k, v, mask=None):
 
 
 def create_scm(backbone: str, backend: str) -> nn.Module:
-    """On the reference backend the network stores its attention matrices as well."""
+    """Build the network; on the reference backend it stores its attention matrices as well."""
     torch.manual_seed(0)  # the same weights for all
     model = create_model(backbone, CLASSES, "scm", calibration={"backend": backend})
     if backend == "reference":
@@ -80,7 +80,7 @@ def test_training_step(compare, device, full, limits, backbone, batch):
 
 @pytest.mark.parametrize(("backbone", "batch"), shapes((TINY, 8), full=[(SMALL, 16)]))
 def test_scm_beside_tscam(compare, device, limits, backbone, batch):
-    """What the calibration adds to a step: the same network, trained without it."""
+    """Measure what the calibration adds to a step: the same network, trained without it."""
     ours, doutput = fastest_backend(device), torch.ones((), device=device)
     models = {TSCAM: create_model(backbone, CLASSES, "tscam"), ours: create_scm(backbone, ours)}
     steps = {name: step_of(model, device, batch) for name, model in models.items()}
@@ -95,7 +95,7 @@ def test_scm_beside_tscam(compare, device, limits, backbone, batch):
 
 @pytest.mark.parametrize(("backbone", "batch"), shapes((TINY, 8), full=[(SMALL, 16)]))
 def test_methods_beside_tscam(compare, device, limits, backbone, batch):
-    """What other methods add to a step; no two have the same loss, so there is nothing to compare."""
+    """Measure what other methods add to a step. No two have the same loss, so there is nothing to compare."""
     doutput = torch.ones((), device=device)
     names = {TSCAM: "tscam"} | {get_method(name).title: name for name in MAX_METHOD_RATIOS}
     steps = {

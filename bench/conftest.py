@@ -69,7 +69,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _smallest_cases(items: list[pytest.Item], left_out: list[pytest.Item]) -> list[pytest.Item]:
-    """Of the first test of every file, the case whose numbers (batch, classes, side) have the least product."""
+    """Return the smallest case (product of batch, classes, side) of the first test of every file."""
     found: dict[Path, pytest.Function] = {}
     for item in (item for item in items if item not in left_out):
         assert isinstance(item, pytest.Function)
@@ -118,7 +118,7 @@ def full(pytestconfig: pytest.Config) -> bool:
 
 @pytest.fixture(scope="session")
 def limits(pytestconfig: pytest.Config) -> bool:
-    """Whether what was measured must reach what is promised: not after a single round."""
+    """Tell whether what was measured must reach what is promised: not after a single round."""
     return not pytestconfig.option.smoke
 
 

@@ -1,4 +1,4 @@
-"""What the literal module, `scm_fast.reference`, computes and moves in a training step.
+"""Count what the literal module, `scm_fast.reference`, computes and moves in a training step.
 
 Two counts. `products` has only the matrix products, in closed form, each reading its operands and writing its
 result once: the least that any implementation with dense chains moves if it fuses everything else into them.
@@ -88,7 +88,7 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 
 def _distinct_bytes(tensors: list[torch.Tensor]) -> int:
-    """Of several tensors, some of which may be views of one memory."""
+    """Return the bytes of several tensors, some of which may be views of one memory."""
     views: dict[int, dict[tuple[Any, ...], int]] = {}
     sizes: dict[int, int] = {}
     for tensor in tensors:

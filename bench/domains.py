@@ -1,4 +1,4 @@
-"""What each method is worth on several kinds of photos where nobody has drawn a box: one row for each.
+"""Measure every method on several kinds of photos without boxes: one row for each.
 
     python bench/domains.py butterflies=DATA cars=DATA birds=CUB_development --pretrained deit_tiny.safetensors \\
         --out runs/domains --set "{amp: bf16}"

@@ -45,7 +45,7 @@ def shapes(*default: Sequence[object], full: Sequence[Sequence[object]]) -> list
 
 
 def why_not_triton(device: torch.device) -> str:
-    """Why the kernels are not timed on `device`; empty where they are."""
+    """Say why the kernels are not timed on `device`; empty where they are."""
     if interpreting():
         return "the interpreter (TRITON_INTERPRET=1) is never timed"
     return why_not("triton", device)

@@ -1,11 +1,11 @@
-"""What the compiled kernels do in one training step, counted in the emulator of tests/ptx: nothing is timed.
+"""Count what the compiled kernels do in one training step, in the emulator of tests/ptx. Nothing is timed.
 
     python bench/kernel_counts.py
     python bench/kernel_counts.py --target sm_80 --grid 28x28 --classes 1000 --channels-last
     python bench/kernel_counts.py --before bench/kernel_counts_first.csv
 
 With `--csv FILE` the counts are written there, and with `--before FILE` of another version they stand beside these.
-docs/emulator.md says what is counted, tests/ptx/critical_path.py what the critical path assumes. The interpreter
+tests/ptx/README.md says what is counted, tests/ptx/critical_path.py what the critical path assumes. The interpreter
 replaces the compiler, so this needs a process without TRITON_INTERPRET=1.
 """
 

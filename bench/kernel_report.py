@@ -9,7 +9,7 @@ The launchers are called with recorders in place of the kernels, so that exactly
   resources   every kernel compiled ahead of time for every target: registers per thread, spilled registers
               (bytes; on AMD their number), shared memory; this takes some minutes
 
-Nothing runs on a GPU, nothing is timed. With `--out docs/kernels.md` the tables replace the ones in that file.
+Nothing runs on a GPU, nothing is timed. `--out docs/tables/kernels.md` replaces the tables in that file.
 The interpreter replaces the compiler, so counts and resources need a process without TRITON_INTERPRET=1.
 """
 

@@ -1,4 +1,4 @@
-"""How time and memory are measured: tasks take turns in rounds, and every round has its own ratios.
+"""Measure time and memory: tasks take turns in rounds, and every round has its own ratios.
 
 A machine that is busy for a while slows all tasks of a round, so the ratio of two tasks within a round moves
 much less than either time. On the CPU the clock is `perf_counter` (or processor time), and memory is counted
@@ -28,7 +28,7 @@ FLUSH_BYTES = 512 * 2**20
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What is timed is `run`; it is given what `prepare` returns, made afresh each time and not timed."""
+    """A task: `run` is timed, on what `prepare` returns, made afresh each time and not timed."""
 
     run: Callable[[object], object]
     prepare: Callable[[], object] = lambda: None
@@ -53,7 +53,7 @@ class CpuMeter:
         return cls(time.process_time)
 
     def repeats(self, task: Task) -> int:
-        """How often the task runs in a turn."""
+        """Return how often the task runs in a turn."""
         shortest = self.seconds(task, 1)
         if shortest < TURN:  # it may have been interrupted
             shortest = min(shortest, self.seconds(task, 1))
@@ -133,7 +133,7 @@ class Measured:
     working_bytes: dict[str, int]  # the peak without what the task returns
 
     def ratios(self, name: str, base: str) -> np.ndarray:
-        """Of every round: what `name` took over what `base` took."""
+        """Return for every round what `name` took over what `base` took."""
         return self.seconds[name] / self.seconds[base]
 
     def ratio(self, name: str, base: str) -> float:
@@ -174,7 +174,7 @@ def measure(
 
 
 def settled(rounds: Mapping[str, list[float]], base: str | None) -> bool:
-    """Whether every median ratio to `base` (without one: every median time) is known to PRECISION.
+    """Tell whether every median ratio to `base` (without one: every median time) is known to PRECISION.
 
     The standard error of a median of n values is 1.25 sigma / sqrt(n), and in a normal distribution the 20th
     and 80th percentile are 1.68 sigma apart.

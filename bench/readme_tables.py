@@ -75,7 +75,7 @@ def parts_table(rows: list[Row]) -> list[str]:
 
 
 def growth_lines(rows: list[Row]) -> list[str]:
-    """How the time grows with the tokens, batch by batch."""
+    """Describe how the time grows with the tokens, batch by batch."""
     return [
         f"B = {row.batch}: {number(row.ratio_range[1])} times "
         f"({number(row.ratio_range[0])} to {number(row.ratio_range[2])})"

@@ -7,7 +7,7 @@ For every GPU the least time that a forward and backward pass can take, from cou
 
   as written   the literal module (`scm_fast.reference`), every torch operation a launch, products in float32
   products     dense chains with everything else fused into their matrix products, in float32, TF32 or bfloat16
-               (bfloat16 with matrices of half the size; its accuracy would not do, see docs/mathematics.md)
+               (bfloat16 with matrices of half the size; its accuracy would not do, see scm_fast/ops/README.md)
   fused        the kernels of this package
 
 Every launch takes the longer of (bytes / memory bandwidth) and (operations / peak rate), and launches follow each

@@ -1,4 +1,4 @@
-"""What a threshold rule gives, and what it costs to have no boxes: a row for each checkpoint, map and class.
+"""Show what a threshold rule gives, and what it costs to have no boxes: a row per checkpoint, map and class.
 
     python bench/threshold_study.py --data CUB_200_2011 --images 1000 \
         --checkpoint attention=runs/attention --checkpoint SCM=runs/scm/last

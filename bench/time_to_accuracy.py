@@ -1,4 +1,4 @@
-"""How long a recipe trains until it localises well: one row for each recipe and seed.
+"""Measure how long a recipe trains until it localises well: one row for each recipe and seed.
 
     python bench/time_to_accuracy.py cub_deit_tiny cub_deit_tiny_fast --data CUB_development \\
         --pretrained deit_tiny.safetensors --out runs/accuracy --seeds 0 1

@@ -17,7 +17,7 @@ from .errors import InputError
 from .ops.activation_diffusion import Settings, check_solver
 from .ops.spatial_calibration import spatial_calibration_op
 
-# The paper and its published code differ; see docs/mathematics.md.
+# The paper and its published code differ; see scm_fast/ops/README.md.
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"num_blocks": 4, "iterations": 4, "detach_init": False},
     "official": {"num_blocks": 4, "iterations": (16, 4, 4, 4), "detach_init": True},

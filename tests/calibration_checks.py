@@ -32,7 +32,7 @@ def module(backend: str, iterations: Sequence[int], dtype: torch.dtype = torch.f
 
 
 def literal_settings(scm: SpatialCalibration) -> dict[str, Any]:
-    """What the reference needs of them."""
+    """Return what the reference needs of them."""
     return {name: getattr(scm.settings, name) for name in ("iterations", "alpha", "detach_init")}
 
 
@@ -55,7 +55,7 @@ def results(scm: SpatialCalibration, S: Tensor, F: Tensor, seed: int = 1) -> dic
 
 
 def beta_terms(scm: SpatialCalibration, S: Tensor, F: Tensor, seed: int = 1) -> Tensor:
-    """Per block, the sum of the magnitudes of the terms that nearly cancel in beta's gradient."""
+    """Return per block the sum of the magnitudes of the terms that nearly cancel in beta's gradient."""
     beta = scm.beta.detach()[:, None, None].expand(-1, F.shape[0], F[0].numel()).clone().requires_grad_()
     outputs = reference.spatial_calibration(S, F, scm.lam.detach(), beta, *literal_settings(scm).values())[:3]
     generator = torch.Generator().manual_seed(seed)
@@ -68,7 +68,7 @@ def beta_terms(scm: SpatialCalibration, S: Tensor, F: Tensor, seed: int = 1) -> 
 
 
 def is_smooth(scm: SpatialCalibration, S: Tensor, F: Tensor) -> bool:
-    """Whether no two tokens share a block's smallest or largest value, but for rounding.
+    """Tell whether no two tokens share a block's smallest or largest value, but for rounding.
 
     There the gradient is a choice, which rounding makes. With one class cosines are 1 or -1, and such ties common.
     """
@@ -111,7 +111,7 @@ def error(actual: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, floa
 
 
 def own_bounds(iterations: Sequence[int], dtype: torch.dtype, truncating: bool) -> dict[str, float]:
-    """What float32 can keep, whatever the reference loses: relative errors of good code are a third of these.
+    """Return float32's tolerance, whatever the reference loses: errors of good code are a third of these.
 
     The literal z - tanh z cancels in the reference, whose error alone would let an inaccurate kernel pass.
     """

@@ -1,4 +1,4 @@
-"""Where kernels run: in Triton's interpreter on the CPU, or compiled: on a GPU, or emulated (tests/ptx).
+"""Choose where kernels run: in Triton's interpreter on the CPU, compiled on a GPU, or emulated (tests/ptx).
 
     pytest                                  interpreted
     pytest -m compiled [--targets all]      compiled for GPU targets, in the emulator
@@ -28,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Before anything imports triton: `-m gpu` or `-m compiled`, alone or with other words, compile kernels."""
+    """Run before anything imports triton: `-m gpu` or `-m compiled`, alone or with other words, compile kernels."""
     # A shell has SIGINT ignored in what it runs in the background, and Ctrl-C is tested there, too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if not _asked_for(config, "gpu") and not _asked_for(config, "compiled"):

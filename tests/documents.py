@@ -1,4 +1,4 @@
-"""What a Markdown file holds: links, anchors, code blocks, commands. For tests/test_docs.py."""
+"""Read a Markdown file: links, anchors, code blocks, commands. Used by tests/test_docs.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
-LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)|<(?:img|a)[^>]*(?:src|href)=\"([^\"]+)\"")
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)|<(?:img|a|source)[^>]*(?:src|href|srcset)=\"([^\"]+)\"")
 SPAN = re.compile(r"`([^`\n]+)`")
 HEADING = re.compile(r"^#+ +(.*)$", re.M)
 
@@ -27,6 +27,18 @@ def blocks(text: str, *languages: str) -> list[Block]:
 def without_blocks(text: str) -> str:
     """The text with its code blocks blank; every line keeps its number."""
     return FENCE.sub(lambda match: "\n" * match[0].count("\n"), text)
+
+
+def prose(text: str) -> str:
+    """The running text: without code, tables, quoted equations, html, and the addresses of links."""
+    text = SPAN.sub("", without_blocks(text))
+    text = re.sub(r"^(?:\|| {4}).*$", "", text, flags=re.M)
+    text = re.sub(r"<[^>]+>", "", text)
+    return re.sub(r"\]\([^)]*\)", "]", text)
+
+
+def figures(text: str) -> list[str]:
+    return re.findall(r"(?<![\w.])\d+(?:[.,]\d+)*", text)
 
 
 def links(text: str) -> list[str]:

@@ -18,7 +18,7 @@ def tokens_and_matrices(network, images: Tensor) -> tuple[Tensor, list[Tensor]]:
 
 
 def assert_equal_gradients(model, found, expected, **tolerance) -> None:
-    """Of all parameters, in the order of `named_parameters`; None where there is none."""
+    """Compare gradients of all parameters, in the order of `named_parameters`; None where there is none."""
     for (parameter, _), ours, theirs in zip(model.named_parameters(), found, expected, strict=True):
         assert (ours is None) == (theirs is None), parameter
         if ours is not None:

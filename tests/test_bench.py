@@ -41,7 +41,7 @@ def reference_row(seconds: float = 1.0, side: int = 14, **columns) -> Row:
 
 
 def torch_row(ratio: float, spread: float = 0.05, seconds: float = 1.0, side: int = 14) -> Row:
-    """So many times as fast as a reference that takes `seconds`."""
+    """A backend so many times as fast as a reference that takes `seconds`."""
     low, high = ratio * (1 - spread), ratio * (1 + spread)
     return dataclasses.replace(
         reference_row(seconds / ratio, side),

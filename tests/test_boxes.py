@@ -274,7 +274,7 @@ def test_what_lies_outside_lowers_the_score():
 
 
 def test_faint_objects_are_none():
-    """On photos of one object they are no second one: a quarter of the first one's share is needed."""
+    """Parts of one object in a photo are no second one: a quarter of the first one's share is needed."""
     first = (10, 10, 110, 90, 1.0)
     for width, objects in ((25, 2), (24, 1)):  # of 80 pixels in height, as the first, which is 100 wide
         assert len(found_in(blobs(first, (130, 100, 130 + width, 180, 1.0)), 5)[0]) == objects

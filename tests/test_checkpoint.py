@@ -222,7 +222,7 @@ def test_files_of_a_model_have_the_usual_permissions(tmp_path):
 
 @pytest.fixture(scope="module")
 def weight_files():
-    """What torch and safetensors write, as bytes by suffix; 40 kB of tensors."""
+    """Return what torch and safetensors write, as bytes by suffix; 40 kB of tensors."""
     tensors = {"a": torch.randn(100, 100), "b": torch.randn(10)}
     zipped, legacy = io.BytesIO(), io.BytesIO()
     torch.save(tensors, zipped)

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
-TARGETS = ("lint", "test", "slow-test", "bench-smoke", "clean-demo", "demo")
+TARGETS = ("lint", "docs", "test", "slow-test", "bench-smoke", "clean-demo", "demo")
 
 
 @pytest.fixture
@@ -61,6 +61,7 @@ def test_ci_fails_when_too_many_tests_are_skipped(stand_ins):
         ("test", "pytest"),
         ("slow-test", "pytest -n auto -m slow"),
         ("slow-test", "pytest -n auto -m compiled"),
+        ("docs", "mkdocs build --strict"),
         ("lint", "mypy"),
         ("lint", "ruff format"),
         ("lint", "ruff check"),
@@ -71,7 +72,7 @@ def test_ci_fails_when_too_many_tests_are_skipped(stand_ins):
 def test_a_target_fails_with_each_of_its_programs(stand_ins, tmp_path, target, failing):
     for fails in (False, True):
         environment, calls = stand_ins(
-            ("pytest", "ruff", "mypy", "scm-fast"), f'"{failing}"*' if fails else ""
+            ("pytest", "ruff", "mypy", "mkdocs", "scm-fast"), f'"{failing}"*' if fails else ""
         )
         # What `make test` was called with would go on to this make.
         variables = [f"VENV={tmp_path / 'environment'}", "PYTEST=-n auto", "RESULTS="]

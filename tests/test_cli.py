@@ -1,4 +1,4 @@
-"""What all commands share: help that teaches, errors in a line, exit statuses, quiet pipes, installed recipes."""
+"""All commands share: help that teaches, errors in a line, exit statuses, quiet pipes, installed recipes."""
 
 import importlib
 import os
@@ -106,7 +106,7 @@ def test_the_advice_of_help_is_followed():
 
 
 class OutOfMemoryError(RuntimeError):
-    """Of the name of torch's, which cannot be had here: there is no GPU."""
+    """An error named as torch's, which cannot be raised here: there is no GPU."""
 
 
 def _raise(error):
@@ -171,7 +171,7 @@ def test_ctrl_c_is_quiet(tmp_path):
 
 
 def test_module_under_torchrun(tmp_path):
-    """What users of the wheel, who have no train.py, run on several GPUs; one process says what is wrong."""
+    """Users of the wheel have no train.py and run this on several GPUs; one process says what is wrong."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     result = subprocess.run(
         [*torchrun, "-m", "scm_fast.cli", "train", "--data", "nowhere", "--device", "cpu"],

@@ -56,7 +56,7 @@ def write_run(
 
 
 def write_evaluation(path: Path, gt_known: float = 70.0, **entries) -> Path:
-    """What evaluate --model --map gradcam --out writes, as far as it is compared: no figures of classification."""
+    """Write what `evaluate --model --map gradcam --out` does, as far as it is compared: no classification."""
     path.mkdir(parents=True)
     values = {"gt_known": gt_known, "max_box_acc": 66.0, "max_box_acc_v2": 55.0}
     content = {

@@ -63,7 +63,7 @@ def test_the_same_bytes_in_another_process():
 
 
 def test_random_stream_is_splitmix64():
-    """Against SplitMix64 in Python integers."""
+    """Compare with SplitMix64 in Python integers."""
 
     def mix(x):
         mask = 2**64 - 1
@@ -156,7 +156,7 @@ def test_plumage_is_fainter_than_the_badge():
 
 
 def test_other_bodies_are_of_no_creatures_hue():
-    """What a creature is drawn over, seen in two labels: beside it, no pixel is as red, green, blue or yellow."""
+    """Two labels show the background beside a creature: no pixel there is as red, green, blue or yellow."""
     for index in range(40):
         image, box = draw_image(RandomStream(2, index), index % 12)
         x0, y0, x1, y1 = map(int, box)
@@ -167,7 +167,7 @@ def test_other_bodies_are_of_no_creatures_hue():
 
 
 def test_an_image_has_more_to_see_than_its_object():
-    """Beside the creature, much of the image differs from its background in brightness, as the creature does."""
+    """Much of the image beside the creature differs from its background in brightness, as the creature does."""
     beside = []
     for index in range(40):
         image, box = draw_image(RandomStream(3, index), index % 12)
@@ -225,7 +225,7 @@ def test_fixed_boxes_score_low(sample):
 
 
 def test_the_body_stands_out_from_the_background(sample):
-    """In brightness, over a region: the mean of the box's middle against that of the image's border."""
+    """Compare brightness over a region: the mean of the box's middle against that of the image's border."""
     split, images = sample, sample.pixels
     contrast = []
     for record, image in zip(split.records, images, strict=True):

@@ -21,7 +21,7 @@ PRETRAINING_COUNTS = {"train": 36, "val": 18, "test": 18}
 
 @pytest.fixture
 def watched(monkeypatch):
-    """What the demo does: splits that are drawn, methods that are trained step by step, images evaluated."""
+    """Count what the demo does: splits drawn, methods trained step by step, images evaluated."""
     seen = {"drawn": [], "steps": [], "evaluated": 0}
     draw, step, forward = synthetic.draw_split, Trainer._optimizer_step, LocalizationModel.forward
 

@@ -14,7 +14,7 @@ import pytest
 import timm.models._builder as timm_builder
 import torch
 from data_folders import write_cub, write_folder, write_image
-from documents import anchors, blocks, broken_links, commands, inline_commands
+from documents import anchors, blocks, broken_links, commands, figures, inline_commands, prose
 
 from scm_fast import Localizer, create_model, load_model, save_model
 from scm_fast.cli import COMMANDS
@@ -27,12 +27,22 @@ from scm_fast.threshold import rules
 from scm_fast.training.recipes import config_from_options
 
 ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+FOR_READERS = sorted((ROOT / "docs").glob("*.md"))
+BESIDE_THE_CODE = [ROOT / folder / "README.md" for folder in ("bench", "scm_fast/ops", "tests/ptx")]
+LAB = sorted((ROOT / "lab").glob("*.md"))
 PAGES = [
-    ROOT / "README.md",
+    README,
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *FOR_READERS,
+    *BESIDE_THE_CODE,
+    *LAB,
+    ROOT / "docs" / "tables" / "kernels.md",
+    ROOT / "docs" / "photos" / "LICENSES.md",
 ]
+MOST_WORDS = dict.fromkeys([*FOR_READERS, *BESIDE_THE_CODE, *LAB], 1500) | {README: 900}
+MOST_FIGURES = 3  # per hundred words of prose
 SCRIPTS = {"train.py": "train", "evaluate.py": "evaluate"}
 
 
@@ -41,7 +51,7 @@ def with_code(*languages: str) -> list[Path]:
 
 
 def page_id(page: Path) -> str:
-    return page.stem
+    return page.stem if page == README or page.stem != "README" else f"{page.parent.name}-README"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
@@ -56,9 +66,61 @@ def test_code_has_a_language(page):
     assert unnamed == []
 
 
+@pytest.mark.parametrize("page", MOST_WORDS, ids=page_id)
+def test_length(page):
+    assert len(page.read_text().split()) <= MOST_WORDS[page]
+
+
+@pytest.mark.parametrize("page", [README, *FOR_READERS], ids=page_id)
+def test_figures_per_hundred_words(page):
+    """Numbers belong in tables and code, not in the running text."""
+    text = prose(page.read_text())
+    found = figures(text)
+    assert len(found) <= MOST_FIGURES * len(text.split()) / 100, found
+
+
+@pytest.mark.parametrize("page", [*FOR_READERS, *BESIDE_THE_CODE], ids=page_id)
+def test_a_page_says_for_whom_it_is(page):
+    """And what they can do after it, in its first lines."""
+    _, _, text = page.read_text().partition("\n\n")
+    first = text.split("\n\n")[0]
+    assert first.startswith("For ")
+    assert "\nAfter this page you " in first
+
+
+def test_pages_are_few():
+    assert len(FOR_READERS) <= 8
+
+
+def test_pages_for_readers_have_no_generated_table():
+    """Tables of more than twenty rows are files of their own, which pages link to."""
+    for page in [README, *FOR_READERS]:
+        tables = re.findall(r"(?:^\|.*\n)+", page.read_text(), re.M)
+        assert all(table.count("\n") <= 22 for table in tables), page
+
+
+def test_pictures_of_photos_have_their_licence():
+    licences = (ROOT / "docs" / "photos" / "LICENSES.md").read_text()
+    photos = {path.name for path in (ROOT / "docs" / "photos").glob("*.jpg")}
+    assert photos == set(re.findall(r"^\| `(.+?)` \|", licences, re.M))
+
+
+def test_every_picture_is_shown():
+    shown = "".join(page.read_text() for page in PAGES)
+    pictures = [path.name for path in (ROOT / "docs" / "images").iterdir()]
+    assert [name for name in pictures if f"images/{name}" not in shown] == []
+
+
+def test_the_tree_names_every_folder():
+    listed = set(re.findall(r"^\| `(\w+)/` \|", README.read_text(), re.M))
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    folders = {line.split("/")[0] for line in tracked.splitlines() if "/" in line}
+    assert listed == {folder for folder in folders if not folder.startswith(".")}
+
+
 @pytest.fixture(scope="module")
 def user_folder(tmp_path_factory) -> Path:
-    """What the pages speak of: photos/, CUB_200_2011/, my_images/ and a trained model in runs/."""
+    """The folder that the pages assume: photos/, CUB_200_2011/, my_images/ and a trained model in runs/."""
     folder = tmp_path_factory.mktemp("user")
     for number in range(3):
         write_image(folder / "photos" / f"{number}.jpg", (90, 70), seed=number)
@@ -78,7 +140,7 @@ CONTINUES = re.compile(r"# continues .*above")
 
 
 def programs(page: Path) -> list[list]:
-    """What somebody runs who copies a snippet: it alone, or after the one that it says it continues."""
+    """Return the programs that a reader copies: a snippet alone, or after the one that it says it continues."""
     found: list[list] = []
     for block in blocks(page.read_text(), "python"):
         found.append([*(found[-1] if CONTINUES.match(block.text) else ()), block])
@@ -110,7 +172,7 @@ def test_python_snippets_run(page, program, user_folder, monkeypatch):
 
 @pytest.mark.parametrize("method", ["scm", "sat"])
 def test_the_onnx_example_needs_no_package_of_ours(user_folder, tmp_path, method):
-    """In a process of its own, and to the boxes of Localizer; of a photo that neither has to make smaller."""
+    """The example finds Localizer's boxes in its own process, on a photo that neither has to make smaller."""
     pytest.importorskip("onnxruntime")
     shutil.copytree(user_folder, tmp_path, dirs_exist_ok=True)
     user_folder = tmp_path
@@ -124,7 +186,7 @@ def test_the_onnx_example_needs_no_package_of_ours(user_folder, tmp_path, method
     photo = user_folder / "photos/0.jpg"
     height, width = localizer.model.config.image_size
     write_image(photo, (width, height), seed=0)
-    page = ROOT / "docs" / "models.md"
+    page = ROOT / "docs" / "start.md"
     (example,) = [block.text for block in blocks(page.read_text(), "python") if "onnxruntime" in block.text]
     assert len(ast.parse(example).body) <= 15, "lines, but for those that are broken"
     check = "import sys; assert not {'torch', 'timm', 'scm_fast'} & set(sys.modules)"
@@ -241,8 +303,60 @@ def check_pip(arguments: list[str]) -> None:
         check_paths([arguments[arguments.index("-c") + 1]])
 
 
+# Words that begin no sentence of what a thing does or is: prepositions, relatives and questions.
+FRAGMENTS = re.compile(
+    r"(about|above|according|across|after|against|along|among|as|at|because|before|behind|below|beneath|beside|between"
+    r"|beyond|but|by|despite|down|during|except|for|from|how|if|in|inside|into|like|near|of|off|on|onto|out|outside"
+    r"|over|per|since|so|than|that|through|throughout|till|to|toward|under|until|unto|up|upon|what|when|whence|where"
+    r"|whereas|whether|which|while|who|whoever|whom|whose|why|with|within|without)\b",
+    re.IGNORECASE,
+)
+# Still to be written: no file comes to this list.
+FRAGMENTS_REMAIN = (
+    "kernels/",
+    "scm_fast/ops/",
+    "scm_fast/training/",
+    "scm_fast/models/",
+    "scm_fast/evaluation/",
+    "scm_fast/threshold/",
+    "scm_fast/*.py",
+    "scm_fast/cli/predict.py",
+    "scm_fast/runs/reading.py",
+    "bench/kernel_launches.py",
+    "bench/kernel_report.py",
+    "bench/kernel_traffic.py",
+    "tests/ptx/",
+    "tests/test_distributed.py",
+    "tests/test_kernel_traffic.py",
+    "tests/test_launching.py",
+)
+
+
+def fragments(source: str) -> list[str]:
+    """First lines of docstrings that open with a preposition, a relative or a question word."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = (node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds))
+    first = [text.splitlines()[0] for node in nodes if (text := ast.get_docstring(node))]
+    return [line for line in first if FRAGMENTS.match(line)]
+
+
+def test_docstrings_are_phrases():
+    found = {}
+    for file in sorted(ROOT.rglob("*.py")):
+        name = file.relative_to(ROOT)
+        if name.parts[0] not in ("scm_fast", "kernels", "bench", "tests", "docs"):
+            continue
+        waiting = any(
+            name.match(part) if "*" in part else name.as_posix().startswith(part) for part in FRAGMENTS_REMAIN
+        )
+        lines = fragments(file.read_text())
+        if lines and (not waiting or name.as_posix().startswith("scm_fast/evaluation/report/")):
+            found[name.as_posix()] = lines
+    assert found == {}
+
+
 class TestTheChecks:
-    """That they find what is wrong."""
+    """The checks themselves find what is wrong."""
 
     def test_broken_links(self, tmp_path):
         page = tmp_path / "page.md"
@@ -253,6 +367,15 @@ class TestTheChecks:
         (tmp_path / "other.md").write_text("## X\n## X\n")
         assert broken_links(page) == ["#nothing", "gone.md", "other.md#y", "picture.png"]
         assert anchors("## X\n## X\n") == {"x", "x-1"}
+
+    def test_fragments(self):
+        source = 'def a():\n    """Of a map, its mean."""\n\n\ndef b():\n    """Return the mean."""\n'
+        assert fragments(source) == ["Of a map, its mean."]
+
+    def test_prose_and_figures(self):
+        text = "# T 1\n\nTake 3.5x of `4` at [five](a6.md), 1,000 or 7-8.\n\n| 9 |\n|---|\n\n"
+        text += "```sh\nls 10\n```\n\n    11\n"
+        assert figures(prose(text)) == ["1", "3.5", "1,000", "7", "8"]
 
     @pytest.mark.parametrize(
         "line",

@@ -59,7 +59,7 @@ def test_pooling_gradient_is_written_in_the_same_pass(poisoned_memory, device, l
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_error_in_low_precision(poisoned_memory, device, launched, backend, dtype):
-    """At most twice the error of plain torch on the same rounded S, and float32 in any case."""
+    """The error is at most twice plain torch's on the same rounded S, and float32's in any case."""
     S = semantic(device, (5, 6), 40).to(dtype)
     exact = reference.edge_similarity(S.cpu().double())
     plain = reference.edge_similarity(S.cpu().float())

@@ -273,7 +273,7 @@ def test_other_classes_are_refused(in_process, checkpoint, data, tmp_path, names
 
 
 def test_numbers_are_no_names(in_process, checkpoint, data, tmp_path):
-    """As wsolevaluation's classes have: they go by their places."""
+    """Classes without names, as wsolevaluation's, are matched by their places."""
     numbered = with_class_names(checkpoint, tmp_path / "numbered", ["0", "1", "2"])
     in_process("--checkpoint", numbered, "--data", data, "--out", tmp_path / "out")
 
@@ -385,7 +385,7 @@ def test_every_image_goes_through_the_model_once(in_process, data, checkpoint, t
 
 
 def test_an_image_passes_few_files_of_the_project(data, checkpoint, tmp_path, monkeypatch):
-    """From an open data set to the written figures: a reader of the code has that many files to open."""
+    """A reader of the code opens so many files from an open data set to the written figures."""
     # Boxes are found in another process, or in a thread where there is no fork; only a thread can be watched.
     monkeypatch.setattr("scm_fast.evaluation.evaluator.sys", types.SimpleNamespace(platform="darwin"))
     package = str(Path(scm_fast.__file__).parent)
@@ -515,7 +515,7 @@ def test_where_no_split_is_held_out_the_evaluated_images_choose(in_process, chec
 
 
 def test_save_threshold(in_process, data, checkpoint, tmp_path, caplog):
-    """What heldout chose is what Localizer uses then; nothing else of the model changes."""
+    """Localizer then uses what heldout chose; nothing else of the model changes."""
     model = scm_fast.save_model(scm_fast.load_model(checkpoint), tmp_path / "model")
     before = json.loads((model / "config.json").read_text())
     in_process("--checkpoint", model, "--data", data, "--save-threshold", "--out", tmp_path / "out")

@@ -23,7 +23,7 @@ CLASSES = 7
 
 
 def make_images(count, seed=0, masks=False):
-    """Per image a dict with what a model and a data set would give."""
+    """Return a dict per image with what a model and a data set would give."""
     rng = np.random.default_rng(seed)
     images = []
     for index in range(count):

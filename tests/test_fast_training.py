@@ -1,4 +1,4 @@
-"""What makes a training faster or better: rates by layer, frozen blocks, averaged weights, small images."""
+"""Options for a faster or better training: learning rates by layer, frozen blocks, averages, small images."""
 
 import copy
 

@@ -24,7 +24,7 @@ def tanhshrink_kernel(z, out, LEVELS: tl.constexpr, BLOCK: tl.constexpr):
     ("dtype", "bound"), [(torch.float32, 2e-6), (torch.float64, 1e-12)], ids=["float32", "float64"]
 )
 def test_tanhshrink_keeps_its_digits(device, dtype, bound):
-    """From small arguments, where z - tanh z cancels, to 1, where the continued fraction ends, and beyond it."""
+    """Small arguments, where z - tanh z cancels, up to 1, where the continued fraction ends, and beyond it."""
     z = torch.logspace(-1.5, 1.5, COUNT // 2, dtype=dtype, device=device)
     z = torch.cat([z, -z])
     levels = _launch_options(z.new_zeros(1, 2, 4, 4))["LEVELS"]

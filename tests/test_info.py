@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture
 def compiled(monkeypatch):
-    """As where kernels are compiled: the tests' own processes interpret them."""
+    """Run as where kernels are compiled: the tests' own processes interpret them."""
     monkeypatch.setattr(backends, "interpreting", lambda: False)
     monkeypatch.setattr(environment, "interpreting", lambda: False)
     monkeypatch.delenv("SCM_FAST_BACKEND", raising=False)

@@ -25,7 +25,7 @@ def counted(target: str, function) -> dict:
 @pytest.mark.parametrize("classes", [200, 1000])
 @pytest.mark.parametrize("grid", [(14, 14), (28, 28)], ids=str)
 def test_sectors_of_S_are_used(grid, classes, channels_last):
-    """Of the bytes in the sectors that a warp requests, at least 80 % are wanted."""
+    """A warp needs at least 80 % of the bytes in the sectors that it requests."""
     S = torch.randn(1, classes, *grid)
     S = S.to(memory_format=torch.channels_last) if channels_last else S
     weight, dpooled, dedges = torch.rand(1, *grid), torch.rand(1, classes), torch.rand(1, 2, *grid)

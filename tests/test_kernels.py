@@ -1,4 +1,4 @@
-"""What the kernels cost: launches of a training step, and resources on real GPU targets."""
+"""Costs of the kernels: launches of a training step, and resources on real GPU targets."""
 
 import json
 import os
@@ -47,7 +47,7 @@ NO_LAUNCH = re.compile(
 
 
 def launched(function: Callable[[], Any]) -> tuple[Any, list[str]]:
-    """What a function returns, and all that it would launch: this package's kernels and torch's operations."""
+    """Return a function's result and all that it would launch: this package's kernels and torch's operations."""
     with (
         recorded_launches() as launches,
         torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile,
@@ -115,8 +115,8 @@ def test_compiles_without_spills_within_shared_memory(target):
 
 
 def documented_registers(target: str) -> list[list[str]]:
-    """Case, kernel and registers of every row of the table in docs/kernels.md."""
-    page = (Path(__file__).parents[1] / "docs" / "kernels.md").read_text()
+    """Case, kernel and registers of every row of the table in docs/tables/kernels.md."""
+    page = (Path(__file__).parents[1] / "docs" / "tables" / "kernels.md").read_text()
     lines = page.split("<!-- resources -->\n")[1].split("\n<!-- /resources -->")[0].splitlines()
     table = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in lines]
     column = table[0].index(target)

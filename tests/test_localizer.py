@@ -114,7 +114,7 @@ def test_the_threshold_is_the_argument_then_the_checkpoints(checkpoint, tmp_path
 
 @pytest.mark.parametrize("interpolation", ["cubic", "linear"])
 def test_maps_are_resized_as_the_threshold_wants_them(pictures, interpolation):
-    """Against the rules of the protocol that chose it, step by step."""
+    """Compare with the rules of the protocol that chose it, step by step."""
     _, truth = pictures
     torch.manual_seed(0)
     model = create_model("deit_tiny_patch16_224", 3, image_size=64, backbone_options=SMALL).eval()
@@ -341,7 +341,7 @@ def test_predict_says_whose_threshold_it_took(checkpoint, pictures, tmp_path, ca
 
 
 def test_a_threshold_that_the_images_choose(checkpoint, pictures, tmp_path, capsys, monkeypatch):
-    """By at most 100 of them, in a pass of their own; then one pass at the stored rule."""
+    """The images choose, at most 100 of them, in a pass of their own; then one pass uses the stored rule."""
     seen = []
     forward = LocalizationModel.forward
     monkeypatch.setattr(

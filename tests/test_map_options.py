@@ -126,7 +126,7 @@ def shapes(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def gradcam_of_a_classifier(shapes, weights, tmp_path_factory):
-    """What evaluate makes of a classifier of 1000 classes on data with three."""
+    """Evaluate a classifier of 1000 classes on data with three."""
     out = tmp_path_factory.mktemp("gradcam")
     deit = ["--model", "deit_tiny_patch16_224", "--pretrained", str(weights), "--map", "gradcam"]
     options = ["--data", str(shapes), "--device", "cpu", "--workers", "0", "--report", "--out", str(out)]

@@ -139,7 +139,7 @@ def test_folders_that_link_to_each_other_end(tmp_path):
 
 
 def test_a_file_counts_once(tmp_path, capsys):
-    """Where it is itself; a second name, in another class or split, is no second image."""
+    """A link is left out where its file is there itself; a second name is no second image."""
     root = write_folder(tmp_path / "set", ("train", "test"))
     (root / "test" / "cat" / "copy.png").symlink_to(root / "train" / "cat" / "cat_0.png")
     (root / "train" / "dog" / "cats").symlink_to(root / "train" / "cat")
@@ -157,7 +157,7 @@ def test_a_file_counts_once(tmp_path, capsys):
 
 
 def test_images_that_are_links_are_images(tmp_path):
-    """As in a folder that was made of links to a collection, even to a hidden one inside."""
+    """A folder may consist of links to a collection, even to a hidden one inside."""
     for number, place in enumerate((".store", "../store")):
         root = tmp_path / f"{number}" / "set"
         for name in ("cat", "dog"):
@@ -211,7 +211,7 @@ def test_a_pipe_does_not_hang(tmp_path, capsys):
 
 
 def test_names_that_are_not_utf8(tmp_path):
-    """In a process of its own, whose output is strict as that of a shell is."""
+    """The process has output that is as strict as a shell's."""
     root = write_folder(tmp_path)
     os.rename(root / "cat" / "cat_3.png", os.fsencode(root) + b"/cat/caf\xe9.png")
     (root / "dog" / os.fsdecode(b"\xff.png")).write_bytes(b"no image")
@@ -372,7 +372,7 @@ def test_listing_gives_reasons(tmp_path):
 
 
 def test_one_class_gets_the_untrained_attention(tmp_path, capsys, monkeypatch):
-    """Where is my dog? Nothing is trained, and that is said; boxes can be found all the same."""
+    """One class, my dog: nothing is trained, and that is said; boxes can be found all the same."""
     for number in range(20):
         write_image(tmp_path / "set" / "dog" / f"{number}.png", seed=number)
     small = "{depth: 2, embed_dim: 48, num_heads: 3}"

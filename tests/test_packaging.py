@@ -21,7 +21,7 @@ EXTRAS = ("plots", "onnx", "tensorboard", "heic")
 
 
 def run(*command, **options) -> str:
-    """What a command prints; it must end well."""
+    """Return what a command prints; it must end well."""
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=900, **options)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -126,7 +126,7 @@ def test_moving_mean():
 
 
 def test_maps_are_those_of_the_blocks(scm_run):
-    """Against the literal equations, block by block; the box against the evaluation's own."""
+    """Compare with the literal equations, block by block; the box with the evaluation's own."""
     run = read_run(scm_run)
     model, dataset = load_model(run.kept_model), run.config.source().split("test")
     subjects = choose_subjects(dataset, ["7", dataset.records[2].id])

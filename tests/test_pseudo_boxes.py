@@ -119,7 +119,7 @@ def test_the_end_of_a_path_is_enough_if_it_is_one_images(cats, tmp_path):
 
 
 def test_images_of_other_splits_are_not_taken_for_those_of_val(tmp_path):
-    """Of one name, but the file is another one."""
+    """The names agree, but the file is another one."""
     data = write_folder(tmp_path / "set", ("train", "val", "test"))
     for name in ("train/cat/cat_0.png", "cat/cat_99.png", "photos/cat_0.png"):
         path = data / name if name.startswith("train") else tmp_path / name
@@ -285,7 +285,7 @@ def test_wrong_val_boxes_are_told_in_a_line(evaluate, tmp_path):
 
 
 def test_training_chooses_on_pseudo_boxes_and_says_so(shapes, tmp_path, capsys):
-    """On images without any boxes: the epoch's line, its log, the kept model's threshold and the last table."""
+    """Images have no boxes: the epoch's line, its log, the kept model's threshold and the last table say so."""
     data = make_data(tmp_path / "bare", boxes=False)
     file = shapes / "val.json"
     train(tiny(tmp_path / "run", str(data), val_boxes=str(file), report=True))

@@ -1,4 +1,4 @@
-"""What a command can say at once, it says before torch is imported; and hostile files end with a sentence."""
+"""Commands answer at once, before torch is imported, where they can; hostile files end with a sentence."""
 
 import resource
 import subprocess
@@ -39,7 +39,7 @@ finally:  # argparse ends the process itself
     ],
 )
 def test_answers_at_once(arguments, said):
-    """Within half a second of a CPU, whatever else it has to do."""
+    """The answer takes at most half a second of a CPU, whatever else it has to do."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run([sys.executable, "-c", SAY, *arguments], capture_output=True, text=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -49,7 +49,7 @@ def test_answers_at_once(arguments, said):
 
 
 def test_the_names_are_those_of_the_modules_that_know_them(monkeypatch):
-    """Without torch, they come from a list."""
+    """Names come from a list, without torch."""
     for asked in (True, False):
         if not asked:
             monkeypatch.setattr(choices, "_asked", lambda *arguments: None)

@@ -130,8 +130,8 @@ def test_sections_that_are_not_there(tmp_path):
 
 
 def test_documentation_is_up_to_date():
-    """docs/kernels.md holds what `kernel_report.py --only traffic` and `roofline.py` print."""
-    page = (ROOT / "docs" / "kernels.md").read_text()
+    """docs/tables/kernels.md holds what `kernel_report.py --only traffic` and `roofline.py` print."""
+    page = (ROOT / "docs" / "tables" / "kernels.md").read_text()
     assert traffic_table() in page
     gpus = list(GPUS.values())
     assert tables(model(Step(128)), gpus, 4.0, 200.0) + "\n\n" + sources(gpus) in page

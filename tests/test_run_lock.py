@@ -80,7 +80,7 @@ def test_live_process_of_another_machine(tmp_path, elsewhere):
 
 
 def test_killed_process_of_another_machine(tmp_path, elsewhere, monkeypatch):
-    """As after a node has failed, when the job is requeued on another one."""
+    """A job is requeued on another node after a node has failed."""
     monkeypatch.setattr(lock, "SILENCE", 3 * lock.RENEWAL)
     elsewhere.kill()
     elsewhere.wait()

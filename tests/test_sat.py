@@ -117,7 +117,7 @@ def test_sat_equals_the_literal_network(name, start):
 
 
 def test_a_token_that_starts_as_the_cls_token():
-    """Without what it learns, its mask is that of the CLS token's own query."""
+    """SAT's mask before learning is that of the CLS token's own query."""
     model = make_model(method_options={"start": "cls"}).eval()
     with torch.no_grad():
         model.spatial_token.token.zero_()

@@ -26,7 +26,7 @@ SLURM = {
 
 
 class Job:
-    """What the page's script starts on every host, with a process per host and a small run."""
+    """The page's script, started on every host with a process per host and a small run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

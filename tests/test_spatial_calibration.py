@@ -98,7 +98,7 @@ def test_triton_serves_grids_beyond_a_thousand_tokens(poisoned_memory, device, l
 
 
 def test_triton_serves_64_by_64_tokens(poisoned_memory, device, launched):
-    """As exact as torch in float32; dense matrices of so many tokens, as the reference has, take minutes."""
+    """Kernels are as exact as torch in float32; dense matrices of so many tokens would take minutes."""
     S, F = random_maps(1, 2, (64, 64))
     exact = results(module("torch", (2,)), S, F)
     bounds = error(results(module("torch", (2,), torch.float32), S.float(), F.float()), exact)
@@ -160,7 +160,7 @@ def test_torch_float32_error(device, grid, iterations):
 @pytest.mark.not_compiled
 @pytest.mark.parametrize("detach_init", [False, True], ids=["true-gradient", "detached"])
 def test_float32_error_at_sixteen_iterations(device, detach_init):
-    """On maps as smooth as a network's; noise, whose p = 16 inverse is ill-conditioned, is another matter."""
+    """Maps are as smooth as a network's; noise, whose p = 16 inverse is ill-conditioned, is another matter."""
     S, F = (x.to(device) for x in random_maps(3, 50, (4, 4)))
     S = torch.nn.functional.interpolate(S, (14, 14), mode="bicubic")
     F = torch.nn.functional.interpolate(F.unsqueeze(1), (14, 14), mode="bicubic").squeeze(1)

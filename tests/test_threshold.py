@@ -231,7 +231,7 @@ def test_without_boxes_the_images_choose_in_place_of_heldout_alone():
 
 
 def literal_separation(activation, tokens):
-    """Of one image (H, W), (D, H, W): 1 - Ncut / 2, by loops over pairs of tokens."""
+    """Return 1 - Ncut / 2 of one image (H, W), (D, H, W), by loops over pairs of tokens."""
     scores = (activation - activation.min()) / (activation.max() - activation.min())
     otsu = cv2.threshold((scores * 255).astype(np.uint8), 0, 255, cv2.THRESH_OTSU)[0] / 255
     x = tokens.reshape(len(tokens), -1).T  # tokens by channels

@@ -119,7 +119,7 @@ def test_a_finished_run_is_not_timed_again(run):
 
 
 def test_the_recipe_that_others_are_timed_against():
-    """The paper's calibration with the official optimiser, as the command of docs/results.md has it."""
+    """The paper's calibration with the official optimiser, as in lab/2026-11-16-ten-epochs-on-birds.md."""
     file = Path(time_to_accuracy.__file__).parent / "scm_ten_epochs.yaml"
     config = make_config(read_recipe(str(file)), str(file))
     assert (config.method, config.weight_decay, config.lr) == ("scm", 0.05, 5e-5)

@@ -62,7 +62,7 @@ def cub(tmp_path_factory) -> str:
 
 
 def parse_config(given: list[str]) -> TrainConfig:
-    """As `scm-fast train` reads its command line."""
+    """Read options as `scm-fast train` reads its command line."""
     parser = Parser("scm-fast train", None)
     add_options(parser)
     return config_from_options(parser.parse_args(given))
@@ -233,7 +233,7 @@ class TestConfig:
 
     @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
     def test_a_recipe_serves_another_method(self, recipe):
-        """Without the options of its own, unless they are given."""
+        """Options of its own are left out unless they are given."""
         own = parse_config(["--config", str(recipe)])
         assert parse_config(["--config", str(recipe), "--method", own.method]) == own
         assert parse_config(["--config", str(recipe), "--method", "tscam"]).method_options == {}
@@ -343,7 +343,7 @@ class TestRunFolder:
             Trainer(tiny(tmp_path / "another", cub, epochs=1), CPU)
 
     def test_a_run_goes_on_in_fp16(self, tmp_path, cub):
-        """As on a GPU without bf16."""
+        """The machine is like a GPU without bf16."""
         trainer = Trainer(tiny(tmp_path / "run", cub, epochs=2), CPU)
         trainer.train_epoch()
         trainer.save()
@@ -435,7 +435,7 @@ class TestTrainer:
         assert make_config({"epochs": 3, "image_budget": 20_000}, "test").for_images(images).epochs == 3
 
     def test_a_small_folder_trains_by_itself(self, tmp_path, caplog):
-        """As `--help` advises, with no batch given; what was chosen stays when the run is resumed."""
+        """Options are as `--help` advises, with no batch given; a resumed run keeps what was chosen."""
         write_folder(tmp_path / "mine", per_class=20)  # 14 training images of each class
         options = {name: value for name, value in TINY.items() if name != "global_batch"}
         config = make_config(options | {"data": str(tmp_path / "mine"), "out": str(tmp_path / "run")}, "test")
@@ -449,7 +449,7 @@ class TestTrainer:
             Trainer(dataclasses.replace(config, resume="auto", global_batch=4), CPU)
 
     def test_a_finished_run_is_extended_where_the_learning_rate_stays(self, tmp_path, cub):
-        """To the same weights as a run that was begun with so many epochs."""
+        """The weights are those of a run that was begun with so many epochs."""
         constant = {"lr": 1e-3, "min_lr": 1e-3, "warmup_epochs": 0.5}
         for name, epochs in (("extended", (1, 3)), ("whole", (3,))):
             for count in epochs:
@@ -591,7 +591,7 @@ class TestTrainer:
         load_model(tmp_path / "other" / "last")
 
     def test_progress_bar(self, tmp_path, cub, monkeypatch):
-        """On a terminal: loss, images per second and the time that is left."""
+        """A terminal shows loss, images per second and the time that is left."""
         pty, fcntl, termios = (pytest.importorskip(name) for name in ("pty", "fcntl", "termios"))
         screen, terminal = pty.openpty()
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 140, 0, 0))

@@ -46,7 +46,7 @@ def _train(arguments: list[str], environment: dict[str, str], output: str) -> No
 
 
 def launch(arguments: list[str], environment: dict[str, str], output: Path, processes: int) -> int:
-    """As torchrun does: when a process fails, the others are ended."""
+    """Start processes as torchrun does: when one fails, the others are ended."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

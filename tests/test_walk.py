@@ -1,4 +1,4 @@
-"""How far a reader walks from a call to the kernels, and what stays out of the package."""
+"""Measure how far a reader walks from a call to the kernels, and what stays out of the package."""
 
 import ast
 import sys

@@ -42,13 +42,13 @@ def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
 
 
 def _whole_steps(rows: Sequence[Row]) -> list[Row]:
-    """Without the forward and the backward pass of what was also measured as both: that is what training pays."""
+    """Drop forward and backward passes of what was also measured as both, which is what training pays."""
     both = {(row.op, row.shape) for row in rows if row.mode == "both"}
     return [row for row in rows if row.mode == "both" or (row.op, row.shape) not in both]
 
 
 def _colours(rows: Sequence[Row]) -> dict[str, str]:
-    """Of every backend in `rows`, the known ones first."""
+    """Return the colour of every backend in `rows`, the known ones first."""
     names = dict.fromkeys(row.backend for row in rows)
     others = [name for name in names if name not in COLOURS]
     colours = {name: colour for name, colour in COLOURS.items() if name in names}

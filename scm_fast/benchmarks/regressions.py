@@ -1,4 +1,4 @@
-"""What became slower from one results table to another.
+"""Find what became slower from one results table to another.
 
 Times are compared by their ratio to the baseline that took turns with them, which a busier machine moves
 little; where there is no baseline, and for memory, by the figures themselves. A figure is worse when its range
@@ -33,7 +33,7 @@ class Change:
 
 @dataclasses.dataclass(frozen=True)
 class Regressions:
-    """What moved beyond its spread from the first table to the second."""
+    """The rows that moved beyond their spread from the first table to the second."""
 
     worse: list[Change]
     better: list[Change]
@@ -75,7 +75,7 @@ def _inverse(factor: float) -> float:
 
 
 def _is_baseline(row: Row) -> bool:
-    """Whether this is the time that others are measured by: its own ups and downs are the machine's."""
+    """Tell whether this is the time that others are measured by: its own ups and downs are the machine's."""
     return row.metric in TIMES and row.against == row.backend
 
 
@@ -87,7 +87,7 @@ def change(before: Row, after: Row) -> Change:
 
 
 def _taken(row: Row, other: Row) -> tuple[float, float, float]:
-    """What `row` takes, lowest first: against its baseline if `other` has one too, else in its own unit."""
+    """Return what `row` takes, lowest first: against its baseline if `other` has one too, else in its own unit."""
     if row.metric in TIMES and row.ratio_range and other.ratio_range:
         low, middle, high = row.ratio_range  # large when the backend is quick
         return 1 / high, 1 / middle, 1 / low

@@ -25,7 +25,7 @@ UNITS = {TIME: "s", CPU_TIME: "s", PEAK_MEMORY: "bytes", WORKING_MEMORY: "bytes"
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What is measured, whoever computes it. A size that an op does not have is None."""
+    """A measured case, whoever computes it. A size that an op does not have is None."""
 
     op: str
     mode: str  # forward, backward or both
@@ -38,7 +38,7 @@ class Case:
 
     @property
     def shape(self) -> str:
-        """For people: `128 x 200 x 14 x 14, p = 16`."""
+        """Describe the shape for people: `128 x 200 x 14 x 14, p = 16`."""
         sizes = (self.batch, self.classes, self.height, self.width)
         text = " x ".join(str(size) for size in sizes if size is not None)
         dtype = "" if self.dtype in ("", "float32") else self.dtype
@@ -89,7 +89,7 @@ class Row(Case):
 
     @property
     def key(self) -> tuple[Case, str, str]:
-        """What makes two rows of two tables measurements of the same thing."""
+        """Return what two rows of two tables share if they measure the same thing."""
         return self.case, self.backend, self.metric
 
 

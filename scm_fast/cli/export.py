@@ -8,7 +8,7 @@ width) with any B, squashed to the network's size and normalised with the mean a
 Outputs by name: `logits` (B, C), `attention` (B, h, w) and `semantic` (B, C, h, w); the map of class c is
 attention * semantic[:, c]. Methods with one map for all classes, as SAT, have no `semantic`, and attention is
 the map. Its outputs are compared with the model's before it is written. An ONNX file also
-tells, as JSON in its metadata: class_names, image_size, mean, std and threshold; docs/models.md runs one.
+tells, as JSON in its metadata: class_names, image_size, mean, std and threshold; docs/start.md runs one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What scm-fast runs on: paste it into a bug report.
+"""Show versions, devices, backends and caches: paste it into a bug report.
 
   scm-fast info           versions, devices, backends, caches, environment variables
   scm-fast info --json    the same for programs

@@ -1,4 +1,4 @@
-"""How every command parses its arguments, reports what went wrong and ends.
+"""Parse every command's arguments, report what went wrong, and end.
 
 Exit status: 0 all well; 1 it ran, and found problems; 2 wrong arguments or input; 128 + n stopped by signal n
 (130 for Ctrl-C, 141 when the reader of a pipe went away).

@@ -125,6 +125,6 @@ def _stamp(path: str) -> tuple[int, int]:
 
 
 def _fingerprint(dataset: LocalizationDataset) -> str:
-    """Of which image has which slot."""
+    """Return a fingerprint of which image has which slot."""
     place = f"{dataset.upright} {os.path.abspath(dataset.root)} {dataset.records.fingerprint()}"
     return hashlib.sha256(place.encode(errors="surrogateescape")).hexdigest()[:16]

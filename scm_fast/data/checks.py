@@ -182,7 +182,7 @@ def _box_fault(box: Sequence[float], size: tuple[int, int] | None) -> str | None
 def _column_confusion(
     columns: str, rows: list[tuple[tuple[float, ...], tuple[int, int] | None]]
 ) -> str | None:
-    """What to say when every row makes sense in the other column order; None when not all do."""
+    """Return the sentence for rows that all make sense in the other column order; None if some do not."""
     other: Callable[[Sequence[float]], tuple[float, ...]]
     if columns == "xyxy":
         other = lambda b: (b[0], b[1], b[0] + b[2], b[1] + b[3])  # noqa: E731

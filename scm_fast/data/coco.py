@@ -97,7 +97,7 @@ def _find_by_content(
 
 
 def _reason_not_to_use(box_file: BoxFile, root: Path, split: Split, paths: Collection[str]) -> str | None:
-    """Why a json is not the one with a split's boxes, in words; None if it is."""
+    """Say why a json is not the one with a split's boxes; None if it is."""
     try:
         content = read_json(box_file.path)
     except InputError as error:
@@ -174,7 +174,7 @@ def add_boxes(
 
 
 def leads_outside(file_name: str) -> bool:
-    """Whether a name in a json is no path below the folder that the json is about."""
+    """Tell whether a name in a json is no path below the folder that the json is about."""
     path = PurePosixPath(file_name)
     return path.is_absolute() or PureWindowsPath(file_name).is_absolute() or ".." in path.parts
 
@@ -250,7 +250,7 @@ def read_annotations(
 
 
 class _FileNames:
-    """Which images, as paths below root, a file name of a json may mean."""
+    """The images, as paths below root, that a file name of a json may mean."""
 
     def __init__(self, root: Path, scope: Path, paths: Iterable[str]) -> None:
         self._root = root

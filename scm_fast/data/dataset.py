@@ -65,7 +65,7 @@ class LocalizationDataset:
 
     @property
     def in_memory(self) -> bool:
-        """Whether reading an image is free, so that loader workers would only cost."""
+        """True if reading an image is free, so that loader workers would only cost."""
         return self._pixels is not None
 
     def size(self, index: int) -> tuple[int, int]:

@@ -7,7 +7,7 @@ import functools
 
 @functools.cache
 def can_read_heic() -> bool:
-    """Whether pillow-heif is here; Pillow then opens HEIC files as any other."""
+    """Tell whether pillow-heif is here; Pillow then opens HEIC files as any other."""
     try:
         import pillow_heif
     except ImportError:

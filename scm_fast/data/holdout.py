@@ -19,7 +19,7 @@ TEST_FRACTION = 0.2  # of each class, for an ImageFolder without split folders
 
 
 def held_out_count(images: int, fraction: float) -> int:
-    """How many of a class's images are held out: the fraction, at least 1, and never the last image."""
+    """Return how many images of a class are held out: the fraction, at least 1, and never the last image."""
     return min(max(1, round(images * fraction)), images - 1)
 
 

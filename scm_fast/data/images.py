@@ -71,7 +71,7 @@ def image_size(path: str | os.PathLike[str], *, upright: bool = True) -> tuple[i
 
 
 def _open(path: str | os.PathLike[str]) -> Image.Image:
-    """As `Image.open`; a HEIC file needs pillow-heif, and what is no regular file is refused."""
+    """Open an image as `Image.open` does; a HEIC file needs pillow-heif, and only regular files are read."""
     _check_regular(path)
     if os.path.splitext(path)[1].lower() in HEIC_SUFFIXES and not can_read_heic():
         raise OSError("a HEIC photo: pip install 'scm-fast[heic]'")

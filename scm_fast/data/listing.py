@@ -60,7 +60,7 @@ def image_names(folder: Path) -> list[str]:
 
 
 def has_images(folder: Path, depth: int = 2) -> bool:
-    """Whether an image is in `folder` or at most `depth` folders below (a wrong folder may be a disk)."""
+    """Tell whether an image is in `folder` or at most `depth` folders below (a wrong folder may be a disk)."""
     suffixes, folders = image_suffixes(), []
     with os.scandir(folder) as entries:
         for entry in entries:  # until the first image: a folder may have a million
@@ -74,7 +74,7 @@ def has_images(folder: Path, depth: int = 2) -> bool:
 
 
 def holds_annotations(folder: Path) -> bool:
-    """Whether a folder has a json, and neither an image nor a folder: it is no class."""
+    """Tell whether a folder has a json, and neither an image nor a folder: it is no class."""
     has_json = False
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -124,7 +124,7 @@ class Listing:
                 yield path, reason
 
     def notes(self) -> list[str]:
-        """What was left out, in sentences: files that are no images by suffix, anything else by reason."""
+        """Describe what was left out: files that are no images by suffix, anything else by reason."""
         sentences = [left_out_by_suffix(self.others)] if self.others else []
         for kind, reason in REASONS.items():
             paths = getattr(self, kind)
@@ -280,5 +280,5 @@ def _is_image(name: str) -> bool:
 
 
 def _is_above(folder: str, other: str) -> bool:
-    """Whether a real path is `other`, or a folder that `other` is in."""
+    """Tell whether a real path is `other`, or a folder that `other` is in."""
     return folder == other or other.startswith(folder.rstrip(os.sep) + os.sep)

@@ -1,4 +1,4 @@
-"""Which process sees which image when.
+"""Decide which process sees which image when.
 
 Both orders are functions of their arguments alone. The training order of a global batch does not depend on
 how many processes share it, so a run may be resumed on another number of them, at any step of an epoch.

@@ -1,4 +1,4 @@
-"""From a decoded image to the network's input, in three stages.
+"""Turn a decoded image into the network's input, in three stages.
 
 1. `prepare`: resize to a fixed size. No randomness, so the result can be cached.
 2. `augment`: torchvision v2 transforms on uint8 tensors, random.
@@ -29,7 +29,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How images become inputs. `augment` maps uint8 (3, H, W) to uint8 (3, H', W')."""
+    """The way images become inputs. `augment` maps uint8 (3, H, W) to uint8 (3, H', W')."""
 
     size: tuple[int, int]  # (height, width) that `prepare` resizes to
     augment: Callable[[Tensor], Tensor] | None = None
@@ -76,7 +76,7 @@ def published_preprocessing(
     mean: tuple[float, float, float] = IMAGENET_MEAN,
     std: tuple[float, float, float] = IMAGENET_STD,
 ) -> Preprocessing:
-    """As in the paper. Training: squashed to `resize`, random crop and flip. Test: squashed.
+    """Preprocess as in the paper. Training: squashed to `resize`, random crop and flip. Test: squashed.
 
     resize: defaults to image_size * 256 / 224, so 256 for 224.
     color_jitter: in training, how far from 1 the factors of brightness, contrast and saturation may be; the

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Entry:
-    """What the file says about an image; classes: names of the boxes' categories, None where there is none."""
+    """The boxes of one image in the file; classes: names of the boxes' categories, None where there is none."""
 
     boxes: tuple[Box, ...]
     classes: tuple[str | None, ...]

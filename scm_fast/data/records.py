@@ -1,4 +1,4 @@
-"""What a data set knows about each image, and a compact table of a million of them.
+"""Records: what a data set knows about each image, and a compact table of a million of them.
 
 Boxes are (x0, y0, x1, y1) floats in pixels of the original image, where x1 = x0 + width and y1 = y0 +
 height (half-open: the box of a whole 500 x 375 image is (0, 0, 500, 375)). CUB's and COCO's x, y, width,
@@ -47,7 +47,7 @@ class Problem:
 
 @dataclass(slots=True)
 class Split:
-    """What a layout reads for one split, before it is checked."""
+    """One split as a layout reads it, before it is checked."""
 
     layout: str
     name: str

@@ -1,4 +1,4 @@
-"""Where the images of a command come from: each split is opened once."""
+"""The source of a command's images: each split is opened once."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class DataSource:
         return name in layout.splits(folder)
 
     def split(self, name: str) -> LocalizationDataset:
-        """With its own boxes, whatever `val_boxes` says: to train on, and to measure with."""
+        """Open a split with its own boxes, to train on and to measure with, whatever `val_boxes` says."""
         return self._open(name, None)
 
     def validation(self, name: str) -> LocalizationDataset:
-        """To choose a threshold or a model on: with the pseudo-boxes of `val_boxes`, if it is given."""
+        """Open a split to choose a threshold or a model on, with the pseudo-boxes of `val_boxes` if given."""
         return self._open(name, self.val_boxes)
 
     def _open(self, name: str, pseudo_boxes: str | os.PathLike[str] | None) -> LocalizationDataset:

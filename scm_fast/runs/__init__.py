@@ -1,4 +1,4 @@
-"""What can be learnt from run folders after, or while, they are written: plots and comparisons."""
+"""Plots and comparisons of run folders, after or while they are written."""
 
 from .reading import Evaluated, Run, read_folder, read_run
 

@@ -49,7 +49,7 @@ class Tested:
 
     @cached_property
     def figures(self) -> dict[str, Summary | None]:
-        """By name; GT-Known of the threshold that was chosen without boxes is `unboxed`."""
+        """Return the figures by name; `unboxed` is GT-Known with the threshold that was chosen without boxes."""
         metrics = [(evaluation, evaluation["metrics"]) for evaluation in self.finished]
         values = {
             name: [_value(of, name) for _, of in metrics]
@@ -72,7 +72,7 @@ class Tested:
 
     @property
     def baselines(self) -> dict[str, dict[str, float]]:
-        """What boxes that look at no image score, by name and metric; none if no run is finished."""
+        """Return what boxes that ignore the image score, by name and metric; empty if no run is finished."""
         return self.finished[0]["baselines"] if self.finished else {}
 
 
@@ -85,7 +85,7 @@ def _rules(contents: Iterable[dict[str, Any]]) -> list[str]:
 
 
 def _seconds_per_image(evaluation: dict[str, Any]) -> float | None:
-    """On a CPU the time of all cores together, without waiting for other programs; on a GPU that passed."""
+    """Return seconds per image: on a CPU the time of all cores, without waiting; on a GPU the elapsed time."""
     timing = evaluation.get("timing")
     if timing is None:
         return None
@@ -105,7 +105,7 @@ class Group:
 
     @cached_property
     def figures(self) -> dict[str, dict[str, Summary | None]]:
-        """By split, `test` and `validation`, and metric; also `threshold`, and `epoch` of the validation."""
+        """Return figures by split (`test`, `validation`) and metric, with `threshold` and the `epoch`."""
         best: list[dict[str, Any]] = [run.best_epoch or {} for run in self.runs]
         validation = {name: Summary.of(row.get(name) for row in best) for name in METRICS}
         one_rule = len(self.threshold_rules["validation"]) == 1  # values of several have no mean
@@ -119,13 +119,13 @@ class Group:
 
     @cached_property
     def threshold_rules(self) -> dict[str, list[str]]:
-        """By split, the rules of the runs' thresholds."""
+        """Return the rules of the runs' thresholds, by split."""
         validation = _rules(run.best_epoch or {} for run in self.runs)
         return {"test": self.test.threshold_rules, "validation": validation}
 
     @cached_property
     def images_per_second(self) -> Summary | None:
-        """In training; of each run, the median epoch."""
+        """Return the speed of training; the median epoch of each run."""
         speeds = [[row["images_per_second"] or 0.0 for row in run.epochs] for run in self.runs]
         return Summary.of(statistics.median(values) if values else None for values in speeds)
 
@@ -151,7 +151,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is put side by side; `names` tell the folders apart."""
+    """Rows that are put side by side; `names` identify the folders."""
 
     groups: list[Group]
     rows: list[Row]
@@ -199,7 +199,7 @@ def differences(groups: Sequence[Group]) -> dict[str, list[Any]]:
 
 
 def doubts(comparison: Comparison) -> list[str]:
-    """Why the figures may not say which model is better, in sentences."""
+    """Say why the figures may not show which model is better."""
     names, runs = comparison.names, comparison.runs
     conditions = [(names[run.path], _conditions_of_run(run)) for run in runs]
     conditions += [(row.name, _conditions_of_evaluation(row.evaluated)) for row in comparison.rows]
@@ -227,7 +227,7 @@ def doubts(comparison: Comparison) -> list[str]:
 
 
 def _conditions_of_run(run: Run) -> dict[str, Any]:
-    """What should be the same where figures are compared; None for what is not known."""
+    """Return what should be the same where figures are compared; None for what is not known."""
     config = run.config
     return {
         "the data": Path(config.data).name,

@@ -1,4 +1,4 @@
-"""What several models make of the same images, in one picture."""
+"""Draw what several models make of the same images, in one picture."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Viewer:
     threshold: Threshold
 
     def locate(self, subject: Subject) -> Located:
-        """By the map of the true class where it is known, else of the best."""
+        """Locate by the map of the true class where it is known, else of the best class."""
         predictor = self.predictor
         pixels = predictor.preprocessing.prepare(subject.image).unsqueeze(0).to(predictor.device)
 
@@ -77,7 +77,7 @@ def comparison_maps(
 
 
 def _test_split(folders: Sequence[Run | Evaluated]) -> tuple[DataSource, str]:
-    """Of the first run, which knows best how the data are read; without any, of the first evaluation."""
+    """Take the source from the first run, which knows best how to read the data, else from the first evaluation."""
     for folder in folders:
         if isinstance(folder, Run):
             return folder.config.source(), folder.config.test_split

@@ -122,7 +122,7 @@ def _cell(figure: Summary | None, runs: int, digits: int) -> str:
 
 
 def _plain(value: Any) -> str:
-    """As the configuration file would have it, on one line."""
+    """Write a value as the configuration file would, on one line."""
     return yaml.safe_dump(value, default_flow_style=True, width=1000).splitlines()[0]
 
 

@@ -45,7 +45,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class BlockMaps:
-    """What the model makes of an image. Index 0 is as the network gives it, index l after block l."""
+    """The maps and box of one image. Index 0 is as the network gives it, index l after block l."""
 
     subject: Subject
     label: int  # the class that the semantic maps are of: the true one where it is known, else the best
@@ -101,7 +101,7 @@ def images_of_split(
 def compute_maps(
     model: LocalizationModel, subjects: Sequence[Subject], device: torch.device
 ) -> list[BlockMaps]:
-    """What the model makes of each image; the box is cut at its own threshold."""
+    """Compute the maps of each image, and the box at its own threshold."""
     model = model.to(device).eval()
     preprocessing = Predictor(model, device).preprocessing
     threshold = threshold_to_use(model.config.threshold).threshold

@@ -167,7 +167,9 @@ class TrainConfig:
     validate_every: Count = option(
         1, "epochs from one validation to the next; the last epoch always has one", resume=True
     )
-    protocol: str = option("heldout", "see docs/evaluation.md", choices=choices.protocols)
+    protocol: str = option(
+        "heldout", "who chooses the threshold; see docs/training.md", choices=choices.protocols
+    )
     threshold: float | str | None = option(None, "for protocol fixed: in [0, 1), or such as between:0.3")
     rule: str = option(
         choices.BEST, "of the threshold that protocol heldout chooses", choices=choices.heldout_rules

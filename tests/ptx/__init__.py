@@ -1,1 +1,1 @@
-"""An emulator of the PTX that Triton makes of the kernels; see docs/emulator.md."""
+"""An emulator of the PTX that Triton makes of the kernels; see tests/ptx/README.md."""

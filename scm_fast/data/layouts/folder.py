@@ -52,7 +52,7 @@ SOME_WITHOUT = "the others count for classification alone"
 
 @dataclass(frozen=True)
 class _Folders:
-    """Which folders of a root are splits; of: the folder of each split that has one, empty if there are none.
+    """The folders of a root that are splits; of: the folder of each split that has one, empty if there are none.
 
     unclear: folders that stand for one split.
     """
@@ -61,7 +61,7 @@ class _Folders:
     unclear: tuple[str, ...] = ()
 
     def notes(self) -> list[str]:
-        """What became what, in a sentence, unless the names say it."""
+        """Describe what became what in a sentence, unless the names say it."""
         if not self.of:
             return ["no split folders: a fifth of each class is split test, a tenth of the rest is split val"]
         if self.of == {name: name for name in SPLIT_NAMES}:
@@ -77,7 +77,7 @@ class _Folders:
 
     @property
     def is_carved(self) -> bool:
-        """Whether some split is a part of the training images."""
+        """True if some split is a part of the training images."""
         return "val" not in self.of or "test" not in self.of
 
 
@@ -147,7 +147,7 @@ def _structure_problems(root: Path, folders: _Folders) -> list[Problem]:
 
 
 def _beside(root: Path, folders: _Folders) -> list[str]:
-    """What is in the root and belongs to no split or class, in sentences."""
+    """Describe what is in the root and belongs to no split or class."""
     notes = [f"passed over {name}, which is a link to a folder above it" for name in folder_loops(root)]
     if folders.of:
         strangers = [name for name in class_folders(root) if name not in folders.of.values()]

@@ -37,7 +37,7 @@ VAL_NAME = re.compile(r"ILSVRC2012_val_\d{8}\.")
 
 
 class Annotation(NamedTuple):
-    """What a box source says about one image. `label` is a wnid or, in text files, already an int."""
+    """The boxes and label of one image in a box source. `label` is a wnid or, in text files, already an int."""
 
     label: str | int | None
     size: tuple[int, int] | None

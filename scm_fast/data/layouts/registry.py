@@ -1,4 +1,4 @@
-"""What a layout is, and which ones there are."""
+"""Layouts: what one is, and the table of those that exist."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def register(layout: Layout) -> Layout:
 
 
 def all_layouts() -> list[Layout]:
-    """In the order in which folders are shown to them."""
+    """Return the layouts in the order in which folders are shown to them."""
     return sorted(_layouts.values(), key=lambda layout: layout.order)
 
 

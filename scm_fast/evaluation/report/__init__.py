@@ -82,7 +82,7 @@ def _published(done: SplitResult) -> list[PublishedRow]:
 
 
 def _is_of(done: SplitResult, name: str) -> bool:
-    """By the layout, or for one that several data sets have, by the folder's name."""
+    """Return whether these are results on that data set: by its layout, or a shared layout's folder."""
     return done.dataset.layout == name.lower() or name.lower() in done.about["data"].lower()
 
 

@@ -1,4 +1,4 @@
-"""Which classes are taken for which: a table of counts, or the most frequent mistakes where classes are many."""
+"""Count which classes are taken for which: a table, or with many classes the most frequent mistakes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Confusion:
 
 
 def confusion(labels: NDArray, predicted: NDArray, classes: int) -> Confusion:
-    """Of the true and the predicted class of every image, each (N,)."""
+    """Build the table from the true and the predicted class of every image, each (N,)."""
     pairs, images = np.unique(np.stack([labels, predicted]), axis=1, return_counts=True)
     wrong = np.flatnonzero(pairs[0] != pairs[1])
     order = wrong[np.argsort(-images[wrong], kind="stable")][:MOST_MISTAKES]

@@ -92,7 +92,7 @@ def of_one(done: SplitResult, position: int) -> list[Panel]:
 
 
 def of_several(results: Sequence[SplitResult], position: int) -> list[Panel]:
-    """Of results on the same images: what each makes of the image at `position`."""
+    """Return a panel per result for the image at `position`; all results are of the same images."""
     picture = small_picture(results[0].dataset, results[0].images[position])
     panels = [Panel("input", _centred(picture))]
     for done in results:
@@ -146,7 +146,7 @@ def draw_boxes(
 
 
 def _centred(panel: NDArray) -> NDArray:
-    """In a panel of full width, with grey beside a picture that is higher than wide."""
+    """Fit the picture into a panel of full width, with grey beside one that is higher than wide."""
     left = (PANEL - panel.shape[1]) // 2
     return np.pad(panel, ((0, 0), (left, PANEL - panel.shape[1] - left), (0, 0)), constant_values=EMPTY)
 
