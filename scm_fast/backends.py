@@ -9,6 +9,7 @@ is an error with the reason; where nobody asks, the fastest that can is taken, a
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import inspect
 import os
@@ -16,6 +17,7 @@ import typing
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from itertools import islice
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -69,16 +71,17 @@ def requested_backend(argument: str = "auto") -> Request:
     return Request("auto", "nobody")
 
 
-def _find_triton_kernels() -> str:
-    """Why the Triton kernels cannot be imported; empty when they can."""
-    if importlib.util.find_spec("triton") is None:
+@functools.cache
+def why_no_kernels() -> str:
+    """Return why the Triton kernels cannot be imported; empty when they can. Triton itself is not imported."""
+    triton = importlib.util.find_spec("triton")
+    if triton is None:
         return "triton is not installed (pip install triton)"
+    if not Path(str(triton.origin)).with_name("language").joinpath("target_info.py").is_file():
+        return "this triton is too old: the kernels need the one of torch 2.9, or a later one"
     if importlib.util.find_spec("scm_fast.kernels") is None:
         return "scm_fast.kernels is not installed (run `pip install -e .` in the clone)"
     return ""
-
-
-_WHY_NO_KERNELS = _find_triton_kernels()
 
 
 def interpreting() -> bool:
@@ -93,8 +96,8 @@ def why_not(backend: str, device: torch.device | str | None = None) -> str:
     """
     if backend != "triton":
         return ""
-    if _WHY_NO_KERNELS:
-        return _WHY_NO_KERNELS
+    if reason := why_no_kernels():
+        return reason
     if interpreting():
         return ""
     if device is None:

@@ -56,16 +56,23 @@ class AttentionLayer:
     output: Tensor  # (B, heads, N, d), before the last projection
 
 
-@contextlib.contextmanager
-def record(kind: str) -> Iterator[list[Any]]:
-    """Collect what attention modules that run inside the `with` add to the recording of that kind."""
-    outer = open_recording(kind)
-    found: list[Any] = []
-    setattr(_thread, kind, found)
-    try:
-        yield found
-    finally:
-        setattr(_thread, kind, outer)
+class record:
+    """Collect what attention modules that run inside the `with` add to the recording of that kind.
+
+    A class: `torch.compile` of PyTorch 2.6 does not follow a generator as a context manager.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def __enter__(self) -> list[Any]:
+        self._outer = open_recording(self._kind)
+        found: list[Any] = []
+        setattr(_thread, self._kind, found)
+        return found
+
+    def __exit__(self, *exception: object) -> None:
+        setattr(_thread, self._kind, self._outer)
 
 
 def open_recording(kind: str) -> list[Any] | None:
@@ -100,6 +107,11 @@ def record_cls_rows() -> contextlib.AbstractContextManager[list[Tensor]]:
     return record(ROWS)
 
 
+def at_least_float32(x: Tensor) -> Tensor:
+    """Return x in float32, or in float64 where it is that; PyTorch 2.6 cannot export `promote_types`."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
 def cls_row(q: Tensor, k: Tensor, scale: float, mask: Tensor | None = None) -> Tensor:
     """Attention of token 0 to all tokens, averaged over heads: q, k (B, heads, N, d) -> (B, N).
 
@@ -121,7 +133,7 @@ def _cls_rows_of_heads(q: Tensor, k: Tensor, scale: float, mask: Tensor | None =
         heads = torch.eye(q.shape[1], dtype=q.dtype, device=q.device)
         blocks = (query.unsqueeze(-1) * heads.unsqueeze(1)).flatten(1, 2)  # [B, heads * d, heads]
         scores = (k.transpose(1, 2).flatten(2) @ blocks).mT  # [B, heads, N]
-    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    scores = at_least_float32(scores)
     if mask is not None:
         row_mask = mask[..., 0, :]
         chooses = mask.dtype == torch.bool
@@ -133,7 +145,7 @@ def attention_of_heads(layer: AttentionLayer) -> Iterator[Tensor]:
     """The matrices (B, N, N) one head after another."""
     for head in range(layer.q.shape[1]):
         scores = (layer.q[:, head] * layer.scale) @ layer.k[:, head].mT
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        scores = at_least_float32(scores)
         if layer.mask is not None:
             mask = layer.mask.expand(-1, layer.q.shape[1], -1, -1)[:, head]
             chooses = mask.dtype == torch.bool

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .cls_attention import VitAttention, open_recording
+from .cls_attention import VitAttention, at_least_float32, open_recording
 
 MASKS = "spatial_masks"  # what the recording of `record` is called
 
@@ -42,7 +42,7 @@ def spatial_mask(q: Tensor, k: Tensor, scale: float) -> Tensor:
     query = q[:, :, -1] * (scale / q.shape[1])  # [B, heads, d]
     keys = k.transpose(1, 2).flatten(2)  # [B, N, heads * d], where they lie if one projection made q, k and v
     scores = (keys @ query.flatten(1).unsqueeze(-1)).squeeze(-1)
-    return scores.to(torch.promote_types(scores.dtype, torch.float32)).sigmoid()
+    return at_least_float32(scores).sigmoid()
 
 
 class MaskedVitAttention(VitAttention):
