@@ -22,7 +22,8 @@ $(installed): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "make: $(PYTHON) must be Python 3.11 or later with venv (Debian: apt install python3-venv)" >&2; exit 2; }
 	@$(PYTHON) -m venv $(VENV)
-	@$(bin)/python -m pip install --quiet --disable-pip-version-check -e ".[dev,onnx,plots,tensorboard]" -c constraints.txt
+	@$(bin)/python -m pip install --quiet --disable-pip-version-check \
+		-e ".[dev,hub-kernel,onnx,plots,tensorboard]" -c constraints.txt
 	@touch $@
 
 install: $(installed) ## the virtual environment alone, in .venv

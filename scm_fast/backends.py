@@ -28,7 +28,8 @@ from .errors import InputError
 BACKENDS = ("reference", "torch", "triton")
 ENVIRONMENT_VARIABLE = "SCM_FAST_BACKEND"
 # Where the torch and the triton backend have their module of each op, with functions of the same names.
-_PACKAGES = {"torch": "scm_fast.ops", "triton": "scm_fast.kernels"}
+_PACKAGES = {"torch": f"{__package__}.ops", "triton": f"{__package__}.kernels"}
+NAMESPACE = "scm_fast"  # of the ops that are registered with PyTorch
 
 _in_context: ContextVar[str] = ContextVar("scm_fast_backend", default="auto")
 
@@ -79,8 +80,8 @@ def why_no_kernels() -> str:
         return "triton is not installed (pip install triton)"
     if not Path(str(triton.origin)).with_name("language").joinpath("target_info.py").is_file():
         return "this triton is too old: the kernels need the one of torch 2.9, or a later one"
-    if importlib.util.find_spec("scm_fast.kernels") is None:
-        return "scm_fast.kernels is not installed (run `pip install -e .` in the clone)"
+    if importlib.util.find_spec(_PACKAGES["triton"]) is None:
+        return f"{_PACKAGES['triton']} is not installed (run `pip install -e .` in the clone)"
     return ""
 
 
@@ -175,6 +176,6 @@ def custom_op(name: str) -> Callable:
             for field, kind in fields.items()
         ]
         flat_body.__signature__ = inspect.Signature(parameters, return_annotation=result)  # type: ignore[attr-defined]
-        return torch.library.custom_op(f"scm_fast::{name}", flat_body, mutates_args=())
+        return torch.library.custom_op(f"{NAMESPACE}::{name}", flat_body, mutates_args=())
 
     return register
