@@ -16,6 +16,7 @@ from null_gpu import build
 from training_runs import CONFIG
 
 from scm_fast import create_model, save_model
+from scm_fast.benchmarks.table import EAGER_TIME, PEAK_MEMORY, TIME, read_table
 from scm_fast.cli import main
 from scm_fast.models.maps import map_names
 
@@ -37,6 +38,7 @@ MOST_WAITS_OF_A_FORWARD_PASS = {"tscam": 0, "scm": 0, "lctr": 0, "sat": 1}
 MOST_LAUNCHES_A_LAYER = 2  # of SCM beyond TS-CAM, forward and backward together
 MOST_LAUNCHES_BESIDE = 8  # and apart from the layers: the module, and the mean over the layers
 MOST_HOST_MICROSECONDS = 4000  # of the module, forward and backward; about 900 on a quiet core
+MOST_SECONDS_OF_NOTHING = 1e-6  # that the benchmark may measure
 MOST_FORKS_OF_A_VALIDATION = 3  # of them one decodes, where there is a worker
 
 
@@ -218,3 +220,14 @@ def test_evaluation_with_every_map_and_predict(tmp_path, cub):
     for name in [*ways, "predict"]:
         expected = {place: about(value) for place, value in values("cpu", name).items()}
         assert values("cuda", name) == expected, name
+
+
+def test_benchmark_of_kernels_that_take_no_time(tmp_path):
+    """What the benchmark adds of its own to the time of kernels is nothing; the eager time is the host's."""
+    table = tmp_path / "table.csv"
+    assert run_on_gpu("bench", str(table), "spatial_calibration") == 0
+    found = {(row.backend, row.metric): row for row in read_table(table) if not row.not_run}
+    assert found["triton", TIME].p50 <= MOST_SECONDS_OF_NOTHING
+    for backend in ("reference", "torch", "triton"):
+        assert found[backend, EAGER_TIME].p50 > 100 * MOST_SECONDS_OF_NOTHING
+        assert found[backend, PEAK_MEMORY].p50 > 0
