@@ -1,32 +1,32 @@
-"""Evaluate a localisation model: how well it classifies, and how well it tells where the object is.
+"""Measure how well a model classifies, and how well it shows where the object is.
 
   scm-fast evaluate --checkpoint runs/birds/best_gt_known --data CUB_200_2011
   scm-fast evaluate --checkpoint runs/birds/best_gt_known --data CUB_200_2011 --protocol maxbox --report
   scm-fast evaluate --model deit_tiny_patch16_224 --map gradcam --data CUB_200_2011 --out results/gradcam
   torchrun --nproc-per-node 4 -m scm_fast.cli evaluate --checkpoint runs/birds/last --data ILSVRC
 
-In a checkout, `python evaluate.py` is the same, and `torchrun evaluate.py`.
+In a checkout, `python evaluate.py` and `torchrun evaluate.py` do the same.
 
-Boxes depend on the threshold that cuts an activation map, and figures on how it was chosen:
+Boxes depend on the threshold that cuts a map. The protocol says who chooses it:
 
-  heldout    (default) chosen by the boxes of the validation split, applied to the test split
-  unboxed    chosen by the images of the validation split without boxes, measured with those of the test split
-  fixed      --threshold T
-  maxbox     the best one for the evaluated images: MaxBoxAcc, MaxBoxAccV2
-  published  as the SCM paper's code did: each metric its own best on these images
+  heldout    (default) the boxes of the validation split; applied to the test split
+  unboxed    the images of the validation split, without boxes; measured with the boxes of the test split
+  fixed      you: --threshold T
+  maxbox     the evaluated images themselves, the best one: MaxBoxAcc, MaxBoxAccV2
+  published  the evaluated images, the best one per metric, as the SCM paper's code did
 
-A threshold is a number for all images (rule global), or follows each map. --rule, below, lists the formulas; it
-tells heldout which one to choose.
+A threshold is a number for all images (rule global), or follows each map. --rule, below, lists the formulas;
+heldout takes the rule that you name there.
 
-Where nobody has drawn the boxes of the validation split, --val-boxes takes others for it: what scm-fast predict
---format coco found, or a wsolevaluation folder. The boxes of the evaluated split stay its own.
+Without boxes for the validation split, --val-boxes takes others: those that scm-fast predict --format coco
+found, or a wsolevaluation folder. The evaluated split keeps its own boxes.
 
---map takes another map than the model's own, such as rollout or gradcam, and --refine applies SCM's diffusion to it
-(docs/methods.md).
+--map cuts another map than the model's own, such as rollout or gradcam, and --refine applies SCM's diffusion
+to it (docs/methods.md).
 
---model takes a classifier of timm as it is, with its ImageNet classes and the weights of timm's hub or of a file
-(--pretrained): you learn what its maps are worth on your data without any training. The classes of the data are
-not its own, so each map is of the class that it finds in the image, and there are no figures of classification.
+--model evaluates an untrained timm classifier with its ImageNet classes, and weights from timm's hub or a
+file (--pretrained). Its classes are not the data's, so each map is that of the predicted class, and there are
+no classification figures.
 
 --image-size tests with images of another size than those of the training: larger ones have more patches, and
 boxes with finer edges, for more time.
