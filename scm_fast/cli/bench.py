@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tolerance",
         type=float,
         default=TOLERANCE,
-        help=f"of --compare: by how much a time may grow, as a fraction (default: {TOLERANCE})",
+        help=f"for --compare: how much a time may grow, as a fraction (default: {TOLERANCE})",
     )
 
 

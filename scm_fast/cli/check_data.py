@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("root", metavar="DIR", help="data folder, or 'synthetic' for the built-in set")
-    parser.add_choice("--layout", choices.layouts, default="auto", help="do not find it from the folder")
+    parser.add_choice(
+        "--layout", choices.layouts, default="auto", help="layout of the folder (recognised from the folder)"
+    )
     parser.add_argument("--split", action="append", help="check this split only (may be repeated)")
     images = parser.add_argument("--images", type=Path, metavar="DIR")
     boxes = parser.add_argument("--boxes", type=Path, metavar="PATH")

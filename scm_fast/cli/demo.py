@@ -25,7 +25,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="every step in a minute, with a network too small to localise well",
+        help="run every step in a minute, with a network too small to localise well",
     )
     parser.add_argument("--device", help="e.g. cuda, cuda:1, cpu (default: cuda if there is one)")
 

@@ -54,13 +54,15 @@ def add_arguments(parser: Parser) -> None:
     )
     model.add_argument("--model", metavar="NAME", help="classifier of timm, such as deit_tiny_patch16_224")
     parser.add_argument("--pretrained", metavar="FILE", help="weights of --model (timm's hub)")
-    parser.add_argument("--image-size", type=int, help="pixels of the images (as the network was trained)")
+    parser.add_argument("--image-size", type=int, help="image size in pixels (as in training)")
     parser.add_argument("--data", required=True, help="data folder, or the word synthetic")
-    parser.add_argument("--layout", default="auto", help="of the data folder, if it is not recognised")
-    parser.add_argument("--images", help="where the images of wsolevaluation metadata are")
+    parser.add_argument(
+        "--layout", default="auto", help="layout of the data folder (recognised from the folder)"
+    )
+    parser.add_argument("--images", help="image folder, for wsolevaluation metadata")
     parser.add_argument("--boxes", help="box source: xml folder, csv or COCO json")
     parser.add_argument("--split", default="test", help="split to evaluate (test)")
-    parser.add_argument("--val-split", default="val", help="split on which heldout and unboxed choose (val)")
+    parser.add_argument("--val-split", default="val", help="split that chooses the threshold (val)")
     parser.add_argument(
         "--val-boxes", help="COCO json or wsolevaluation folder of pseudo-boxes for heldout to choose on"
     )
@@ -70,12 +72,14 @@ def add_arguments(parser: Parser) -> None:
     )
     formulas = "; ".join(f"{name}: {get_rule(name).meaning}" for name in rule_names())
     parser.add_choice("--rule", choices.heldout_rules, default=BEST, help=f"of heldout ({BEST}). {formulas}")
-    parser.add_argument("--step", type=float, default=0.001, help="of the thresholds that are tried (0.001)")
+    parser.add_argument(
+        "--step", type=float, default=0.001, help="distance between the thresholds that are tried (0.001)"
+    )
     parser.add_argument("--strategy", help="maps to combine, such as F4*S4 (F0*S0)")
     other = parser.add_argument("--map")
     parser.add_argument("--refine", action="store_true", help="apply SCM's diffusion to the maps")
     parser.add_argument("--mirror", action="store_true", help="average with the mirror image: two passes")
-    parser.add_argument("--skip-bad-images", action="store_true", help="leave out and list, do not stop")
+    parser.add_argument("--skip-bad-images", action="store_true", help="leave bad images out and list them")
     parser.add_argument("--batch-size", type=int, default=64, help="images per process (64)")
     parser.add_argument("--workers", type=int, help="loading processes (by the cores)")
     parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (cuda if there is one)")
