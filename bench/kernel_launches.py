@@ -17,7 +17,7 @@ import torch
 from triton.runtime.jit import JITFunction
 
 from scm_fast.environment import OPS
-from scm_fast.ops import laplacian, newton_schulz
+from scm_fast.ops import cls_row, laplacian, newton_schulz
 from scm_fast.ops.activation_diffusion import Settings
 from scm_fast.ops.spatial_calibration import spatial_calibration_backward_op, spatial_calibration_op
 
@@ -132,3 +132,10 @@ def launch_dense(grid: tuple[int, int], detach_init: bool) -> None:
     newton_schulz.newton_schulz_apply_backward_op(out, L, F, iterates, *settings)
     X, iterates = newton_schulz.newton_schulz_op(L, 2, *settings)
     newton_schulz.newton_schulz_backward_op(X, L, iterates, *settings)
+
+
+def launch_cls_row(batch: int, heads: int, tokens: int, d: int, dtype: torch.dtype) -> None:
+    """A forward and backward pass of the CLS row."""
+    q, k, dq, dk = (torch.zeros(batch, tokens, heads, d, dtype=dtype).transpose(1, 2) for _ in range(4))
+    row, rows = cls_row.cls_row_op(q, k, d**-0.5, "triton")
+    cls_row.cls_row_backward_op(dq, dk, torch.zeros_like(row), q, k, rows, d**-0.5, "triton")

@@ -30,7 +30,7 @@ from unittest import mock
 import torch
 import triton
 from kernel_counts import comparison_table, counted_step, counts_table, numbers, read_numbers
-from kernel_launches import Launch, Step, launch_dense, recorded_launches, recorded_step
+from kernel_launches import Launch, Step, launch_cls_row, launch_dense, recorded_launches, recorded_step
 from kernel_traffic import NOTHING, Traffic, operations, traffic
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -152,6 +152,8 @@ CASES: dict[str, Callable[[], None]] = {
     "64x64 fp32": Step(grid=(64, 64)).launch,
     "14x14 dense": lambda: launch_dense((14, 14), detach_init=False),
     "14x14 dense detached": lambda: launch_dense((14, 14), detach_init=True),
+    "197 tokens, 6 heads bf16": lambda: launch_cls_row(2, 6, 197, 64, torch.bfloat16),
+    "1370 tokens, 12 heads fp32": lambda: launch_cls_row(2, 12, 1370, 64, torch.float32),
 }
 
 # Training steps whose traffic is listed: CUB and ILSVRC classes, and a larger grid.

@@ -107,6 +107,10 @@ ACCESS = {
     "laplacian_backward": Access.of("dL edges lam", "dedges dlam", edges=_existing_edges, dL=_five_diagonals),
     "product": Access.of("A B add x y v", "out v_out"),
     "complement_vector": Access.of("P v", "v_out"),
+    "cls_row_forward": Access.of("q k", "row rows", q=lambda a: a["q"][:, :, 0].numel()),
+    "cls_row_backward": Access.of(
+        "drow rows q k dq dk", "dq_sum dk_sum", q=lambda a: a["q"][:, :, 0].numel()
+    ),
 }
 
 
@@ -207,6 +211,8 @@ OPERATIONS: dict[str, Callable[[Arguments], int]] = {
     "laplacian_backward": lambda a: 6 * _edges(a),
     "product": _product,
     "complement_vector": lambda a: 2 * a["N"] ** 2,
+    "cls_row_forward": lambda a: a["heads"] * a["N"] * (2 * a["d"] + 4),
+    "cls_row_backward": lambda a: a["heads"] * a["N"] * (5 * a["d"] + 5),
 }
 
 

@@ -12,11 +12,12 @@ import contextlib
 import importlib.util
 import inspect
 import os
-from collections.abc import Callable, Iterator
+import typing
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from itertools import islice
 from types import ModuleType
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import torch
 
@@ -71,7 +72,7 @@ def requested_backend(argument: str = "auto") -> Request:
 def _find_triton_kernels() -> str:
     """Why the Triton kernels cannot be imported; empty when they can."""
     if importlib.util.find_spec("triton") is None:
-        return "triton is not installed (pip install triton)"
+        return "triton is not installed; torch brings it with its builds for CUDA and ROCm"
     if importlib.util.find_spec("scm_fast.kernels") is None:
         return "scm_fast.kernels is not installed (run `pip install -e .` in the clone)"
     return ""
@@ -138,6 +139,11 @@ def available_backends() -> dict[str, str]:
     return {name: why_not(name) for name in BACKENDS}
 
 
+def _in_schema(kind: Any) -> Any:
+    """Return a parameter's type as every PyTorch infers a schema from it: 2.6 does not know `collections.abc`."""
+    return typing.Sequence[get_args(kind)] if get_origin(kind) is Sequence else kind  # type: ignore[misc]
+
+
 def custom_op(name: str) -> Callable:
     """`torch.library.custom_op("scm_fast::name")` whose body ignores autocast: fields stay in float32.
 
@@ -162,7 +168,7 @@ def custom_op(name: str) -> Callable:
                 return body(*arguments)
 
         parameters = [
-            inspect.Parameter(field, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=kind)
+            inspect.Parameter(field, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=_in_schema(kind))
             for field, kind in fields.items()
         ]
         flat_body.__signature__ = inspect.Signature(parameters, return_annotation=result)  # type: ignore[attr-defined]

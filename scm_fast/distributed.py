@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from .devices import resolve_device
+from .devices import use_device
 from .errors import TIMEOUT, InputError, LostProcess
 
 
@@ -46,7 +46,7 @@ def start_processes(device: str, timeout: float) -> torch.device:
     """Join the other processes if torchrun started this one; gives the device of this process."""
     if "LOCAL_RANK" in os.environ and device.startswith("cuda:"):
         _refuse_one_gpu_for_all(device)
-    device = str(resolve_device(None if device == "auto" else device))
+    device = str(use_device(None if device == "auto" else device))
     if "LOCAL_RANK" not in os.environ:
         return torch.device(device)
     if device == "cuda":
@@ -150,14 +150,12 @@ def mean_over_images(mean: torch.Tensor, images: int) -> torch.Tensor:
     """
     if world_size() == 1:
         return mean
-    total = torch.stack([mean.detach() * images, mean.new_tensor(images)])
+    total = torch.stack([mean.detach() * images, mean.new_full((), images)])
     dist.all_reduce(total)
     return mean + (total[0] / total[1] - mean).detach()
 
 
-def sum_over_processes(*values: float) -> list[float]:
-    """Sums in float64."""
-    total = torch.tensor(values, dtype=torch.float64)
+def sum_over_processes(values: torch.Tensor) -> None:
+    """Add up the values of all processes, in place; a GPU is not waited for."""
     if dist.is_initialized():
-        dist.all_reduce(total)
-    return total.tolist()
+        dist.all_reduce(values)

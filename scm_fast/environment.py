@@ -18,6 +18,7 @@ from .backends import available_backends, interpreting, requested_backend, why_n
 from .devices import resolve_device
 from .errors import InputError
 from .ops.activation_diffusion import MAX_FUSED_BLOCKS, MAX_FUSED_TOKENS, MAX_STENCIL_ITERATIONS
+from .ops.cls_row import MAX_TOKENS
 
 # Each op that has a Triton kernel, and what the kernel asks of a call beyond a device.
 OPS = {
@@ -30,6 +31,7 @@ OPS = {
         f"({MAX_FUSED_TOKENS[torch.float64]} in float64); a larger grid runs in torch operations, "
         f"and p > {MAX_STENCIL_ITERATIONS} on dense matrices"
     ),
+    "cls_row": f"up to {MAX_TOKENS} tokens without a mask; other rows are torch operations",
 }
 PACKAGES = ("torch", "triton", "torchvision", "timm", "numpy", "opencv-python-headless", "huggingface_hub")
 # Distributions that bring the module `triton`.
@@ -168,9 +170,7 @@ def commit() -> str:
 
 def chosen_backends(device: torch.device) -> dict[str, dict[str, str]]:
     """For every op: the backend that `auto` takes on `device`, and why."""
-    found = {op: _choice(device, limits) for op, limits in OPS.items()}
-    beside = "a row beside torch's fused attention; it has no other implementation"
-    return {**found, "cls_attention": {"backend": "torch", "why": beside}}
+    return {op: _choice(device, limits) for op, limits in OPS.items()}
 
 
 def _choice(device: torch.device, limits: str) -> dict[str, str]:

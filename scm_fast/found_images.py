@@ -10,11 +10,14 @@ from pathlib import Path
 
 from .data.listing import list_images
 from .errors import InputError
-from .formats import write_csv
+from .formats import is_exported, write_csv
 
 LEFT_OUT_FILE = "left_out.csv"
 # What `predict` puts into its output folder: files that mark it, and folders with pictures in it.
-RESULT_FILES = ("unfinished.jsonl", "predictions.json", "predictions.coco.json", "predictions.csv", "labels")
+RESULT_FILES = (
+    *("unfinished.jsonl", "predictions.json", "predictions.coco.json", "predictions.csv"),
+    *("label_studio.json", "yolo/data.yaml", "voc/labelmap.txt"),
+)
 PICTURE_FOLDERS = ("overlays", "crops")
 
 
@@ -54,6 +57,8 @@ def find_images_for(given: Sequence[Path], out: Path) -> FoundImages:
 def _is_result(folder: str, root: Path, out: Path) -> bool:
     """Whether a folder, by its real path, is the output folder below `root` or has pictures of some output."""
     if folder == os.path.realpath(out) != os.path.realpath(root):
+        return True
+    if is_exported(folder):
         return True
     parent, name = os.path.split(folder)
     return name in PICTURE_FOLDERS and any(

@@ -24,9 +24,10 @@ from torch import Tensor
 
 from .data.images import image_size, load_image, to_rgb
 from .data.listing import list_images
-from .devices import resolve_device
+from .devices import amp_dtype, resolve_device
 from .errors import InputError
 from .evaluation.boxes import ScoredBox, locate
+from .evaluation.emptiness import Emptiness, confidence
 from .evaluation.predictor import Predictor
 from .models import Localization, LocalizationModel, load_model
 from .threshold import Threshold, choose_unboxed, no_separation, threshold_to_use, token_separation
@@ -51,15 +52,14 @@ class Prediction:
     name: str  # the path as it was found, or `image 3` for the fourth of pictures without one
     size: tuple[int, int]  # (width, height) of the original
     classes: list[ClassScore]  # best first
-    boxes: list[
-        ScoredBox
-    ]  # of the best class: the largest, then the others that were asked for by their scores
+    boxes: list[ScoredBox]  # the largest, then the others that were asked for by their scores; none if empty
     map: NDArray[np.float32]  # (224, 224) in [0, 1], activation of the best class over the whole image
+    empty: str = ""  # why there is no box, see `evaluation.emptiness`
 
     @property
-    def box(self) -> tuple[float, float, float, float]:
-        """x0, y0, x1, y1 in original pixels, of the first of `boxes`."""
-        return self.boxes[0].box
+    def box(self) -> tuple[float, float, float, float] | None:
+        """Return x0, y0, x1, y1 in original pixels, of the first of `boxes`; None without one."""
+        return self.boxes[0].box if self.boxes else None
 
 
 @dataclass(frozen=True)
@@ -92,9 +92,14 @@ class Localizer:
         map: another map than the model's own, such as "rollout"; see docs/methods.md. The checkpoint's threshold
             is not for it.
         refine: apply SCM's diffusion to the maps.
+        reject: share, in [0, 1), of the validation images that would be rejected: an image less certain than those
+            gets no box. 0 rejects none. Images of the model's empty classes never get one.
+        tiles: (rows, columns) to cut every image into, so that the network sees small objects larger.
+        amp: precision of the network's products: none, bf16, fp16, or auto for bf16 on a GPU that has it and none
+            on the CPU. Scores and maps are in float32 in any case.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, keywords of one call
         self,
         model: LocalizationModel,
         device: str | torch.device | None = None,
@@ -105,6 +110,9 @@ class Localizer:
         max_boxes: int = 1,
         map: str | None = None,
         refine: bool = False,
+        reject: float = 0.0,
+        tiles: tuple[int, int] = (1, 1),
+        amp: str = "auto",
     ) -> None:
         if not isinstance(model, LocalizationModel):
             raise InputError(
@@ -117,17 +125,26 @@ class Localizer:
                 raise InputError(f"{name} must be positive, got {value}")
         self.device = resolve_device(device)
         self.model = model.for_inference().to(self.device)
-        self.predictor = Predictor(self.model, self.device, mirror=mirror, map=map, refine=refine)
+        self.predictor = Predictor(
+            self.model,
+            self.device,
+            amp=amp_dtype(amp, self.device),
+            mirror=mirror,
+            map=map,
+            refine=refine,
+            tiles=tiles,
+        )
         self.batch_size = batch_size
-        chosen = config.threshold if map is None and not refine else None
+        chosen = config.threshold if self.predictor.is_own_map else None
         self.choice = threshold_to_use(chosen, threshold, self.predictor.prescribed_threshold)
         self.top_k = min(top_k, config.num_classes)
         self.max_boxes = max_boxes
         self.class_names = self.predictor.class_names
+        self.emptiness = Emptiness(config, self.class_names, reject)
         self.preprocessing = self.predictor.preprocessing
 
     @classmethod
-    def from_checkpoint(
+    def from_checkpoint(  # noqa: PLR0913
         cls,
         path: str | os.PathLike[str],
         device: str | torch.device | None = None,
@@ -138,9 +155,13 @@ class Localizer:
         max_boxes: int = 1,
         map: str | None = None,
         refine: bool = False,
+        reject: float = 0.0,
+        tiles: tuple[int, int] = (1, 1),
+        amp: str = "auto",
     ) -> Localizer:
-        """Of a folder that `save_model` wrote, or a published file."""
-        return cls(load_model(path), device, batch_size, threshold, top_k, mirror, max_boxes, map, refine)
+        """Load a folder that `save_model` wrote, or a published file."""
+        options = (device, batch_size, threshold, top_k, mirror, max_boxes, map, refine, reject, tiles, amp)
+        return cls(load_model(path), *options)
 
     @property
     def threshold(self) -> Threshold:
@@ -171,7 +192,7 @@ class Localizer:
         for loaded in self._batches(found[::stride]):
             if readable := [item for item in loaded if isinstance(item, _Loaded)]:
                 localization, maps = self._predict(readable)
-                parts.append(token_separation(maps[:, 0].float().cpu().numpy(), localization.tokens))
+                parts.append(token_separation(maps[:, 0].cpu().numpy(), localization.tokens))
         self.choice = choose_unboxed(
             np.concatenate(parts), self.threshold.interpolation, self.predictor.prescribed_threshold
         )
@@ -224,9 +245,12 @@ class Localizer:
         predictions: Iterator[Prediction] = iter(())
         if readable:
             localization, maps = self._predict(readable)
-            scores, classes = localization.logits.softmax(1).topk(self.top_k)
+            scores, classes = localization.top(self.top_k)
             activations = maps[:, 0].cpu().numpy()
-            predictions = map(self._prediction, readable, scores.tolist(), classes.tolist(), activations)
+            certain = confidence(localization.logits).tolist()
+            predictions = map(
+                self._prediction, readable, scores.tolist(), classes.tolist(), certain, activations
+            )
         for item in loaded:
             yield next(predictions) if isinstance(item, _Loaded) else item
 
@@ -238,10 +262,16 @@ class Localizer:
         )
 
     def _prediction(
-        self, item: _Loaded, scores: list[float], classes: list[int], activation: NDArray[np.float32]
+        self,
+        item: _Loaded,
+        scores: list[float],
+        classes: list[int],
+        confidence: float,
+        activation: NDArray[np.float32],
     ) -> Prediction:
         located = locate(activation, self.threshold, item.size, self.max_boxes)
-        if located.is_blank:
+        empty = self.emptiness.reason(classes[0], confidence)
+        if located.is_blank and not empty:
             logger.warning("%s: the map says nothing, the box is the whole image", item.name)
         return Prediction(
             item.name,
@@ -250,8 +280,9 @@ class Localizer:
                 ClassScore(index, self.class_names[index], score)
                 for index, score in zip(classes, scores, strict=True)
             ],
-            located.boxes,
+            [] if empty else located.boxes,
             located.scores.astype(np.float32),
+            empty,
         )
 
 

@@ -1,8 +1,9 @@
-"""Pictures of predictions: the activation map as heat over the image, with its boxes."""
+"""Pictures of predictions: the activation map as heat over the image with its boxes, and what these surround."""
 
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,14 +58,33 @@ def draw_overlay(image: Image.Image, prediction: Prediction, opacity: float = 0.
 
 def save_overlay(path: Path, prediction: Prediction, longest_side: int = LONGEST_SIDE) -> None:
     """Read the image that `prediction` is about again, and write its overlay: no side is longer than that."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     scale = min(1.0, longest_side / max(prediction.size))
     size = (max(1, round(prediction.size[0] * scale)), max(1, round(prediction.size[1] * scale)))
     image = load_image(prediction.name, target_size=size)
     if image.size != size:
         image = image.resize(size, Image.Resampling.BICUBIC, reducing_gap=2.0)
+    _save_jpeg(path, Image.fromarray(draw_overlay(image, prediction)), quality=90)
+
+
+def save_crops(folder: Path, name: str, prediction: Prediction, numbered: bool) -> None:
+    """Read the image that `prediction` is about again, and write what its boxes surround, at full size.
+
+    The files are `name`.jpg, or `name`_1.jpg and so on if they are numbered.
+    """
+    image = load_image(prediction.name)
+    width, height = image.size
+    for number, (x0, y0, x1, y1) in enumerate((box for box, _ in prediction.boxes), 1):
+        left, top = min(math.floor(x0), width - 1), min(math.floor(y0), height - 1)
+        corners = left, top, max(math.ceil(x1), left + 1), max(math.ceil(y1), top + 1)
+        path = folder / (f"{name}_{number}.jpg" if numbered else f"{name}.jpg")
+        _save_jpeg(path, image.crop(corners), quality=95)
+
+
+def _save_jpeg(path: Path, picture: Image.Image, quality: int) -> None:
+    """Write the whole file or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     encoded = io.BytesIO()  # Pillow itself does not notice a disk that takes half of a file
-    Image.fromarray(draw_overlay(image, prediction)).save(encoded, "JPEG", quality=90)
+    picture.save(encoded, "JPEG", quality=quality)
     try:
         path.write_bytes(encoded.getbuffer())
     except OSError:

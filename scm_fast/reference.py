@@ -183,3 +183,8 @@ def spatial_calibration(
             gain = gain * (1 + f)
             filtered.append(f)
         return S.mean(-1), F.view(B, H, W), gain.view(B, H, W), torch.stack(filtered, 1).view(B, -1, H, W)
+
+
+def cls_row(q: Tensor, k: Tensor, scale: float) -> Tensor:
+    """mean_h softmax(scale q_h k_h^T), the row of token 0: (B, heads, N, d) -> (B, N)."""
+    return (q @ k.mT * scale).softmax(-1).mean(1)[:, 0]

@@ -11,7 +11,7 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from scm_fast import InputError, create_model
+from scm_fast import InputError, create_model, ops
 from scm_fast.models import backbones, cls_attention
 from scm_fast.models.cls_attention import cls_row, record_cls_rows
 
@@ -238,10 +238,8 @@ def test_no_matrix_of_attention_is_kept_for_the_backward_pass():
 
 
 def rows_computed(monkeypatch, model, images):
-    calls, compute = [], cls_attention._cls_rows_of_heads
-    monkeypatch.setattr(
-        cls_attention, "_cls_rows_of_heads", lambda *args: calls.append(args) or compute(*args)
-    )
+    calls, compute = [], ops.cls_row.rows_of_heads
+    monkeypatch.setattr(ops.cls_row, "rows_of_heads", lambda *args: calls.append(args) or compute(*args))
     model(images)
     return len(calls)
 

@@ -41,7 +41,14 @@ def test_one_gpu_for_all_processes_is_refused(two_gpus, given):
 
 def test_one_process_may_choose_its_gpu(two_gpus, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
-    assert distributed.start_processes("cuda:0", 60) == torch.device("cuda:0")
+    assert distributed.start_processes("cuda:1", 60) == torch.device("cuda:1")
+    assert two_gpus[0] == torch.device("cuda:1")  # the current one, which libraries take that are not told
+
+
+def test_a_gpu_is_chosen_without_torchrun(two_gpus, monkeypatch):
+    monkeypatch.delenv("LOCAL_RANK")
+    assert distributed.start_processes("cuda:1", 60) == torch.device("cuda:1")
+    assert two_gpus == [torch.device("cuda:1")]
 
 
 def test_more_processes_than_gpus(two_gpus, monkeypatch):
@@ -54,7 +61,9 @@ def test_more_processes_than_gpus(two_gpus, monkeypatch):
 def test_without_torchrun():
     assert distributed.start_processes("cpu", 60) == torch.device("cpu")
     assert (distributed.rank(), distributed.world_size(), distributed.gather("x")) == (0, 1, ["x"])
-    assert distributed.sum_over_processes(1, 2.5) == [1.0, 2.5]
+    values = torch.tensor([1, 2.5])
+    distributed.sum_over_processes(values)
+    assert values.tolist() == [1.0, 2.5]
 
 
 def _statistics_of_two(rank: int, store: str, found: dict) -> None:

@@ -155,7 +155,7 @@ def test_coco_json_names_the_same_boxes(alone):
         x, y, w, h = annotation["bbox"]
         expected = [float(row[corner]) for corner in ("x0", "y0", "x1", "y1")]
         assert [x, y, x + w, y + h] == pytest.approx(expected, abs=0.02)
-        assert annotation["category_id"] == int(row["predicted"])
+        assert annotation["category_id"] == int(row["predicted"]) + 1
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3])

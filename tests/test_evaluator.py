@@ -14,7 +14,7 @@ from test_boxes import literal_boxes, literal_iou, literal_uint8
 
 from scm_fast.errors import InputError
 from scm_fast.evaluation import Evaluator, protocols
-from scm_fast.evaluation.evaluator import available_cores
+from scm_fast.evaluation.extraction import available_cores
 from scm_fast.evaluation.metrics import KINDS, error_kinds
 from scm_fast.evaluation.pixels import read_masks
 from scm_fast.threshold import Threshold

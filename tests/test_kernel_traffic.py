@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from kernel_launches import Launch, Step, launch_dense, recorded_launches, recorded_step
+from kernel_launches import Launch, Step, launch_cls_row, launch_dense, recorded_launches, recorded_step
 from kernel_traffic import NOTHING, operations, stencils, traffic
 from triton.runtime import interpreter
 
@@ -106,10 +106,16 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("case", [*STEPS, "dense 5x7", "dense 5x7 detached"])
+STEPS_BESIDE = {
+    "dense 5x7": lambda: launch_dense((5, 7), False),
+    "dense 5x7 detached": lambda: launch_dense((5, 7), True),
+    "cls row": lambda: launch_cls_row(2, 3, 11, 20, torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("case", [*STEPS, *STEPS_BESIDE])
 def test_bytes_are_those_of_the_interpreters_addresses(run_observed, case):
-    step = STEPS[case].launch if case in STEPS else lambda: launch_dense((5, 7), "detached" in case)
-    observed = run_observed(step)
+    observed = run_observed(STEPS[case].launch if case in STEPS else STEPS_BESIDE[case])
     assert observed
     for launch, seen in observed:
         counted = traffic(launch)
@@ -122,6 +128,7 @@ def test_operations_are_those_of_the_interpreter(run_observed, detach_init):
     step = Step(1, 64, (16, 16), (4, 2), detach_init=detach_init)
     observed = run_observed(step.launch)
     observed += run_observed(lambda: launch_dense((8, 8), detach_init))
+    observed += run_observed(lambda: launch_cls_row(1, 2, 64, 32, torch.float32))
     for launch, seen in observed:
         if not launch.name.startswith("laplacian"):  # a few operations a token
             assert operations(launch) == pytest.approx(seen.operations, rel=0.15), launch.name

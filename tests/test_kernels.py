@@ -106,6 +106,8 @@ def test_compiles_without_spills_within_shared_memory(target):
         "laplacian_backward",
         "product",
         "complement_vector",
+        "cls_row_forward",
+        "cls_row_backward",
     }
     assert [row for row in rows if row[3] > 0] == []
     assert [row for row in rows if row[4] > row[5]] == []

@@ -5,6 +5,7 @@ import torch
 from calibration_checks import random_maps
 
 from scm_fast import InputError, reference
+from scm_fast.ops import laplacian as laplacian_module
 from scm_fast.ops.edge_similarity import edge_similarity
 from scm_fast.ops.laplacian import laplacian, laplacian_op
 
@@ -33,6 +34,16 @@ def test_equals_reference(poisoned_memory, device, backend, grid):
     S_again = S.detach().requires_grad_()
     edge_similarity(S_again, "torch").backward(edges.grad.cpu())
     torch.testing.assert_close(S_again.grad, S.grad)
+
+
+@pytest.mark.parametrize("grid", [(14, 14), (1, 5), (5, 1), (1, 1)], ids=str)
+def test_no_size_depends_on_values(grid):
+    """A GPU would be waited for. On the meta device there are no values at all."""
+    edges = torch.empty(2, 2, *grid, device="meta")
+    lam = torch.ones((), device="meta")
+    L = laplacian_module.forward(edges, lam)
+    dedges, dlam = laplacian_module.backward(L, edges, lam)
+    assert (dedges.shape, dlam.shape) == (edges.shape, lam.shape)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -10,7 +10,7 @@ from calibration_checks import module, random_maps, results
 
 pytest.importorskip("triton")
 
-from kernel_launches import Step, launch_dense, recorded_launches
+from kernel_launches import Step, launch_cls_row, launch_dense, recorded_launches
 
 from scm_fast.environment import OPS
 from scm_fast.kernels import activation_diffusion, launching
@@ -46,6 +46,7 @@ def test_every_kernel_is_launched_on_the_device_of_its_tensors(monkeypatch):
             monkeypatch.setattr(kernels, "on_device_of", on_device_of)
     Step().launch()
     launch_dense((3, 4), detach_init=False)
+    launch_cls_row(1, 2, 5, 8, torch.float32)
     assert set(launched) == expected
     for name, (made_current, of_tensors) in launched.items():
         assert made_current == of_tensors, name

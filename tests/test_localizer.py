@@ -12,6 +12,8 @@ import cv2
 import numpy as np
 import pytest
 import torch
+import yaml
+from colour_model import colour_model
 from PIL import Image
 from test_boxes import literal_boxes, literal_uint8
 
@@ -31,20 +33,7 @@ NAMES = ["red", "green", "blue"]
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """A model that sees colours: the head reads three channels that the patch embedding makes of them.
-
-    With zeroed blocks a token is its patch's mean colour, so a red square is class 0, and its box is known.
-    """
-    model = create_model("deit_tiny_patch16_224", 3, backbone_options=SMALL | {"depth": 1})
-    model.config.class_names = NAMES
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-        model.backbone.norm.weight.fill_(1)
-        for channel in range(3):
-            model.backbone.patch_embed.proj.weight[channel, channel] = 1 / 256
-            model.head.weight[channel, channel, 1, 1] = 1
-    return save_model(model, tmp_path_factory.mktemp("checkpoint"))
+    return save_model(colour_model(NAMES), tmp_path_factory.mktemp("checkpoint"))
 
 
 @pytest.fixture(scope="module")
@@ -235,22 +224,22 @@ def test_predict_writes_json_and_overlays(checkpoint, pictures, tmp_path, capsys
 
 def test_predict_writes_coco_csv_and_yolo_of_the_same_boxes(checkpoint, pictures, tmp_path):
     folder, truth = pictures
-    for form in ("json", "coco", "csv", "yolo"):
-        assert run_predict(folder, "--checkpoint", checkpoint, "--out", tmp_path, "--format", form) == 0
+    command = [folder, "--checkpoint", checkpoint, "--out", tmp_path, "--format", "json,coco,csv,yolo"]
+    assert run_predict(*command) == 0
     boxes = {e["image"]: e["box"] for e in json.loads((tmp_path / "predictions.json").read_text())}
     coco = json.loads((tmp_path / "predictions.coco.json").read_text())
     assert [c["name"] for c in coco["categories"]] == NAMES
-    files = {image["id"]: image["file_name"] for image in coco["images"]}
+    files = {image["id"]: str(folder / image["file_name"]) for image in coco["images"]}
     rows = {row["image"]: row for row in csv.DictReader((tmp_path / "predictions.csv").open())}
     assert len(coco["annotations"]) == len(rows) == len(boxes) == 3
-    assert (tmp_path / "classes.txt").read_text().split() == NAMES
+    assert yaml.safe_load((tmp_path / "yolo/data.yaml").read_text())["names"] == dict(enumerate(NAMES))
     for annotation in coco["annotations"]:
         name = files[annotation["image_id"]]
         x0, y0, x1, y1 = boxes[name]
         assert annotation["bbox"] == pytest.approx([x0, y0, x1 - x0, y1 - y0], abs=0.02)
         assert [float(rows[name][key]) for key in ("x0", "y0", "x1", "y1")] == pytest.approx([x0, y0, x1, y1])
-        label, *values = (tmp_path / "labels/sub" / f"{Path(name).stem}.txt").read_text().split()
-        assert int(label) == annotation["category_id"] == truth[Path(name)][0]
+        label, *values = (tmp_path / "yolo/labels" / f"sub_{Path(name).stem}.txt").read_text().split()
+        assert int(label) == annotation["category_id"] - 1 == truth[Path(name)][0]
         with Image.open(name) as image:
             width, height = image.size
         xc, yc, w, h = (float(v) for v in values)
@@ -307,7 +296,7 @@ def test_several_boxes_in_every_format(checkpoint, pictures, two_objects, tmp_pa
     assert [a["id"] for a in coco["annotations"]] == [1, 2, 3, 4, 5]
     rows = list(csv.DictReader((tmp_path / "predictions.csv").open()))
     assert [row["image"] for row in rows].count(str(path)) == 2
-    lines = (tmp_path / "labels/two.txt").read_text().splitlines()
+    lines = (tmp_path / "yolo/labels/two.txt").read_text().splitlines()
     assert len(lines) == 2
     for number, (x0, y0, x1, y1) in enumerate(expected):
         annotation, row = coco["annotations"][number], rows[number]
@@ -486,7 +475,9 @@ def test_predict_keeps_files_of_one_name_apart(checkpoint, tmp_path):
         tmp_path / "a", tmp_path / "b", "--checkpoint", checkpoint, "--out", out, "--format", "yolo"
     )
     assert status == 0
-    assert sorted(p.name for p in (out / "labels").iterdir()) == ["x-2.txt", "x-3.txt", "x-4.txt", "x.txt"]
+    stems = ["x", "x-2", "x-3", "x-4"]
+    assert sorted(p.stem for p in (out / "yolo/labels").iterdir()) == stems
+    assert sorted(p.stem for p in (out / "yolo/images").iterdir()) == stems
 
 
 def test_wrong_arguments_exit_with_2(checkpoint, pictures, tmp_path, capsys):

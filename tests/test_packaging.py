@@ -83,7 +83,7 @@ def imported(file: Path) -> set[str]:
 
 
 def test_what_is_imported_is_declared():
-    declared = set().union(*(requirements(table) for table in ("dependencies", *EXTRAS)))
+    declared = {"triton"}.union(*(requirements(table) for table in ("dependencies", *EXTRAS)))
     providers = importlib.metadata.packages_distributions()
     missing = {}
     for file in (*(ROOT / "scm_fast").rglob("*.py"), *(ROOT / "kernels").glob("*.py")):
@@ -91,6 +91,12 @@ def test_what_is_imported_is_declared():
             if not declared & {canonical(name) for name in providers.get(module, [module])}:
                 missing[module] = file.name
     assert missing == {}
+
+
+def test_triton_is_left_to_torch():
+    """Its builds for CUDA and ROCm bring their own, which pip would overwrite with PyPI's."""
+    tables = ("dependencies", *EXTRAS, "dev")
+    assert not any("triton" in name for table in tables for name in requirements(table))
 
 
 WITHOUT_EXTRAS = """

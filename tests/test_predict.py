@@ -20,7 +20,8 @@ from PIL import Image
 from scm_fast import Localizer, create_model, lock, save_model
 from scm_fast.cli import main
 from scm_fast.evaluation.boxes import ScoredBox
-from scm_fast.formats import FORMATS, harmless
+from scm_fast.formats import FORMATS
+from scm_fast.formats.tables import harmless
 from scm_fast.journal import FILE
 from scm_fast.localizer import ClassScore, Prediction
 from scm_fast.models import LocalizationModel

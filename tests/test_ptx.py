@@ -124,6 +124,13 @@ ULP = 2.0**-23
             f32(1, 1 + 2**-6),
         ),
         ("cvt.rn.f16.f32 %h1, %r2; cvt.f32.f16 %r10, %h1;", [f32(1 + 2**-11, 1e6)], f32(1, np.inf)),
+        # The first operand goes to the upper half, and each is rounded to the nearest.
+        (
+            "cvt.rn.bf16x2.f32 %r10, %r2, %r3;",
+            [f32(1, 1 + 3 * 2**-8), f32(-2, 1 + 2**-8)],
+            i32(0x3F80C000, 0x3F823F80),
+        ),
+        ("cvt.rn.f16x2.f32 %r10, %r2, %r3;", [f32(1, 1e6), f32(-2, 1 + 2**-11)], i32(0x3C00C000, 0x7C003C00)),
         ("mov.b32 %r10, %r2; @%p1 mov.b32 %r10, 0;", [i32(5)], i32(5)),
         ("cvt.rn.bf16.f32 %h1, %r2; sub.rn.f32.bf16 %r10, %h1, %r3;", [f32(1.5), f32(1)], f32(0.5)),
         ("cvt.rn.f16.f32 %h1, %r2; sub.rn.f32.f16 %r10, %h1, %r3;", [f32(1.5), f32(ULP)], f32(1.5 - ULP)),

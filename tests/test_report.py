@@ -313,7 +313,7 @@ def test_pictures_of_the_gallery_keep_their_proportions(tmp_path):
         assert [panel.caption for panel in case.panels] == ["input", "map", "box"]
         for panel in case.panels:
             data = np.frombuffer(base64.b64decode(panel.uri.partition(",")[2]), np.uint8)
-            picture = cv2.imdecode(data, cv2.IMREAD_COLOR_RGB).astype(int)
+            picture = cv2.imdecode(data, cv2.IMREAD_COLOR)[..., ::-1].astype(int)
             assert picture.shape == shapes[name]
             if (name, panel.caption) == ("high", "input"):
                 red = (picture[..., 0] - picture[..., 1] > 128).sum(1)

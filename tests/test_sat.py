@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scm_fast import InputError, create_model, load_model, save_model
 from scm_fast.cli import main
+from scm_fast.evaluation import Strategy
 from scm_fast.models.export import export_model
 from scm_fast.models.methods.sat import smoothing_kernel
 
@@ -36,8 +37,8 @@ def make_model(name="deit_tiny_patch16_224", classes=5, method_options=None, **o
     return model
 
 
-def literal(model, images):
-    """logits, the three blocks' masks, each (B, H, W)"""
+def literal(model, images, rows=None):
+    """logits, the three blocks' masks, each (B, H, W); `rows` receives each block's CLS attention"""
     network, masks = model.backbone, []
     x = network._pos_embed(network.patch_embed(images))
     token = (model.spatial_token.token + model.spatial_token.position).expand(len(images), 1, -1)
@@ -50,6 +51,8 @@ def literal(model, images):
         q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in qkv.chunk(3, -1))
         scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
         matrix = scores.softmax(-1)
+        if rows is not None:
+            rows.append(matrix[:, :, 0].mean(1)[:, network.num_prefix_tokens : -1].reshape(-1, 3, 5))
         if index >= len(network.blocks) - 3:
             mask = torch.sigmoid(scores[:, :, -1].mean(1))
             matrix = matrix * mask[:, None, None, :]
@@ -140,6 +143,27 @@ def test_the_product_of_the_masks_is_cut_and_their_mean_trained():
     assert all(torch.equal(got.terms[name], expected.terms[name]) for name in expected.terms)
 
 
+def test_the_coupled_map_is_the_root_of_mask_attention_and_semantic_map():
+    model = make_model()
+    coupled = make_model(method_options={"fusion": "coupled"}, calibration={"num_blocks": 2, "iterations": 3})
+    images = torch.randn(3, 3, 48, 80, dtype=torch.float64)
+    rows = []
+    logits, masks = literal(coupled, images, rows)
+    semantic = coupled.head(coupled.method.features(coupled.eval(), images).patches)
+    classes = torch.tensor([[0, 4], [1, 1], [2, 3]])
+    localization = coupled(images)
+    own = torch.stack([semantic[image, row] for image, row in enumerate(classes)]).clamp(min=0)
+    assert (own > 0).any()
+    assert (own == 0).any()
+    expected = (sum(masks).unsqueeze(1) / 3 * sum(rows).unsqueeze(1) / len(rows) * own).sqrt()
+    torch.testing.assert_close(localization.activation_map(classes), expected, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(localization.logits, logits, rtol=1e-8, atol=1e-10)
+    assert coupled.method.has_semantic
+    assert not model.method.has_semantic
+    with pytest.raises(InputError, match="strategy F1 needs semantic maps"):
+        Strategy.parse("F1").check(coupled)
+
+
 def test_no_attention_matrix_is_kept_in_training():
     model = make_model()
     tokens = 1 + 15 + 1
@@ -204,7 +228,7 @@ def test_wrong_options_are_named():
     with pytest.raises(InputError, match="method 'sat': area: input should be less than 1, got 2"):
         create_model("deit_tiny_patch16_224", 5, "sat", method_options={"area": 2})
     with pytest.raises(
-        InputError, match="method 'sat': fusion: input should be 'mean' or 'product', got 'sum'"
+        InputError, match="method 'sat': fusion: input should be 'mean', 'product' or 'coupled', got 'sum'"
     ):
         create_model("deit_tiny_patch16_224", 5, "sat", method_options={"fusion": "sum"})
     with pytest.raises(InputError, match="method 'tscam' has no option area; it has none"):

@@ -419,10 +419,20 @@ class TestTrainer:
             Trainer(tiny(tmp_path / "run", cub, global_batch=50), CPU)
 
     @pytest.mark.parametrize(
-        ("images", "batch"), [(5, 5), (54, 8), (500, 8), (1000, 16), (3200, 64), (5994, 64), (10**6, 256)]
+        ("images", "batch"), [(5, 5), (54, 8), (500, 8), (1600, 16), (5000, 32), (5994, 32), (10**6, 256)]
     )
     def test_a_batch_by_the_number_of_images(self, images, batch):
         assert batch_for(images) == batch
+
+    @pytest.mark.parametrize(
+        ("images", "epochs"), [(90, 10), (2000, 10), (2001, 10), (3000, 7), (5000, 4), (10**6, 4)]
+    )
+    def test_a_budget_of_images_bounds_the_epochs(self, images, epochs):
+        config = make_config({"epochs": 10, "image_budget": 20_000}, "test")
+        assert config.for_images(images).epochs == epochs
+        assert config.for_images(images).for_images(images) == config.for_images(images)
+        assert make_config({"epochs": 10}, "test").for_images(images).epochs == 10
+        assert make_config({"epochs": 3, "image_budget": 20_000}, "test").for_images(images).epochs == 3
 
     def test_a_small_folder_trains_by_itself(self, tmp_path, caplog):
         """Options are as `--help` advises, with no batch given; a resumed run keeps what was chosen."""

@@ -164,7 +164,7 @@ def test_batch_norm_is_validated_as_it_is_saved(start):
     config = make_config(yaml.safe_load((run / "config.yaml").read_text()), "test")
     source = config.source()
     predictor = Predictor(load_model(run / "last"), torch.device("cpu"))
-    alone = evaluate(predictor, source, validation_settings(config, source)).result.metrics
+    alone = evaluate(predictor, source, validation_settings(config)).result.metrics
     (row,) = rows(run, "log")
     assert {name: float(row[name]) for name in alone} == pytest.approx(
         {name: metric.value for name, metric in alone.items()}

@@ -34,11 +34,13 @@ def execute(args: argparse.Namespace) -> int:
     out = args.out or Path("runs/quick-demo" if args.quick else "runs/demo")
     print("0/6  starting", flush=True)
     from ..demo import run_demo
-    from ..devices import resolve_device
+    from ..devices import use_device
+    from ..evaluation.extraction import kept_workers
     from ..training.stopping import Diverged, Interrupted
 
     try:
-        print(run_demo(out, resolve_device(args.device), args.quick, lambda line: print(line, flush=True)))
+        with kept_workers():  # before CUDA has started
+            print(run_demo(out, use_device(args.device), args.quick, lambda line: print(line, flush=True)))
     except Diverged as error:
         raise Stop(str(error), 1) from None
     except Interrupted as error:

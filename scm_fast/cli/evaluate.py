@@ -29,7 +29,7 @@ file (--pretrained). Its classes are not the data's, so each map is that of the 
 no classification figures.
 
 --image-size tests with images of another size than those of the training: larger ones have more patches, and
-boxes with finer edges, for more time.
+boxes with finer edges, for more time. --tiles 2x2 cuts every image into four, for small objects.
 
 All metrics come from one pass. Results are printed, and written to --out: metrics.json, predictions.csv,
 predictions.coco.json and, with --report, report.html. --json prints what metrics.json has instead of a table.
@@ -44,7 +44,7 @@ from .. import choices
 from ..errors import InputError
 from ..files import make_folder
 from ..threshold import BEST, get_rule, make_threshold, rule_names
-from .program import Parser
+from .program import Parser, tiles
 
 
 def add_arguments(parser: Parser) -> None:
@@ -77,13 +77,19 @@ def add_arguments(parser: Parser) -> None:
     )
     parser.add_argument("--strategy", help="maps to combine, such as F4*S4 (F0*S0)")
     other = parser.add_argument("--map")
+    parser.add_argument("--tiles", type=tiles, default=(1, 1), metavar="RxC", help="such as 2x2 (1x1)")
     parser.add_argument("--refine", action="store_true", help="apply SCM's diffusion to the maps")
     parser.add_argument("--mirror", action="store_true", help="average with the mirror image: two passes")
     parser.add_argument("--skip-bad-images", action="store_true", help="leave bad images out and list them")
     parser.add_argument("--batch-size", type=int, default=64, help="images per process (64)")
     parser.add_argument("--workers", type=int, help="loading processes (by the cores)")
     parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (cuda if there is one)")
-    parser.add_choice("--amp", choices.precisions, default="none", help="autocast dtype (none)")
+    parser.add_choice(
+        "--amp",
+        choices.precisions,
+        default="auto",
+        help="autocast, as in training (auto: bf16 on GPUs that have it)",
+    )
     parser.add_argument("--out", type=Path, help="folder for results (evaluation/ beside the weights)")
     parser.add_argument("--report", action="store_true", help="also write report.html")
     parser.add_argument(
@@ -99,13 +105,14 @@ def add_arguments(parser: Parser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     from ..data import DataSource
+    from ..devices import amp_dtype
     from ..distributed import is_first, on_first, processes
     from ..evaluation import EvaluationSettings, Predictor, Strategy, evaluate, summary, write_results
+    from ..evaluation.extraction import kept_workers
     from ..evaluation.predictor import DEFAULT
     from ..evaluation.results import METRICS_FILE
     from ..models import load_classifier, load_model
     from ..models.checkpoint import check_threshold_can_be_saved, save_threshold
-    from ..training.building import amp_dtype
 
     settings = EvaluationSettings(
         args.protocol,
@@ -138,11 +145,12 @@ def execute(args: argparse.Namespace) -> int:
     strategy = Strategy.parse(args.strategy or DEFAULT)
     if args.save_threshold:
         check_threshold_can_be_saved(args.checkpoint)
-        if strategy != Strategy() or args.map or args.refine:
+        if strategy != Strategy() or args.map or args.refine or args.tiles != (1, 1):
             raise InputError(
-                "--save-threshold: the model is used with its own map, not with --strategy, --map or --refine"
+                "--save-threshold: the model is used with its own map, not with --strategy, --map, --refine "
+                "or --tiles"
             )
-    with processes(args.device) as device:
+    with kept_workers(), processes(args.device) as device:  # the workers before CUDA has started
         if args.model:
             model = load_classifier(args.model, args.pretrained, args.image_size)
         else:
@@ -157,6 +165,7 @@ def execute(args: argparse.Namespace) -> int:
             args.mirror,
             args.map,
             args.refine,
+            tiles=args.tiles,
             foreign_classes=args.model is not None,
         )
         source = DataSource(

@@ -76,7 +76,7 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def draw_maps(run: Run, out: Path, args: argparse.Namespace) -> Path:
-    from ..devices import resolve_device
+    from ..devices import use_device
     from ..models import load_model
     from ..runs.curves import save_figure
     from ..runs.maps import compute_maps, images_of_split, maps_figure
@@ -84,6 +84,6 @@ def draw_maps(run: Run, out: Path, args: argparse.Namespace) -> Path:
     model = load_model(run.path / args.model if args.model else run.kept_model)
     split = args.split or run.config.test_split
     subjects = images_of_split(run.config.source(), split, model, args.images or (), DEFAULT_IMAGES)
-    results = compute_maps(model, subjects, resolve_device(args.device))
+    results = compute_maps(model, subjects, use_device(args.device))
     names = model.config.class_names or [str(label) for label in range(model.config.num_classes)]
     return save_figure(maps_figure(results, names), out / "maps.png")

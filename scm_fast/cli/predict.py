@@ -10,12 +10,20 @@ kept (last or best_gt_known in the run folder), or a published .pth file. --mode
 classifier of timm as it is, with its ImageNet classes: no training, and the weights of timm's hub or of a file
 (--pretrained). --map takes another map than the model's own (docs/methods.md). In the folder OUT you get
 
-  json   predictions.json        size, boxes (x0 y0 x1 y1, pixels) and best classes of every image
-  coco   predictions.coco.json   for annotation tools: bbox is x y width height
-  csv    predictions.csv         one line per box
-  yolo   labels/NAME.txt         class, centre and size as fractions; names in classes.txt
+  json         predictions.json        size, boxes (x0 y0 x1 y1, pixels) and best classes of every image
+  coco         predictions.coco.json   for annotation tools: bbox is x y width height; categories from 1
+  csv          predictions.csv         one line per box
+  yolo         yolo/                   data.yaml, images and labels: trains as it is
+  voc          voc/                    Pascal VOC: Annotations, JPEGImages, ImageSets, labelmap.txt
+  labelstudio  label_studio.json       tasks with predictions; label_studio.xml is the labelling interface
 
-and with --overlay a picture of every map and its boxes in OUT/overlays. A box surrounds the part of the map above a
+or several of them: --format coco,yolo. In coco, an image is named by its path below the image folder: the one that
+is given, or the one that has all that are given. yolo and voc have the images in them, as further names of your
+files where the disk has such and else as copies. Label Studio reads images from the image folder where
+LABEL_STUDIO_LOCAL_FILES_DOCUMENT_ROOT is the folder around it.
+
+--overlay adds a picture of every map and its boxes in OUT/overlays, --crops what each box surrounds in OUT/crops,
+as NAME.jpg, or with --max-boxes as NAME_1.jpg, NAME_2.jpg. A box surrounds the part of the map above a
 threshold: the checkpoint's (--threshold stored), or where it has none one that the images choose themselves (auto),
 which needs no boxes. Chosen so, it depends on all images of the command: a photo may have another box among others.
 A value overrules both, as 0.3 of the map's range or as between:0.3 of the way from the map's mean to Otsu's
@@ -27,6 +35,13 @@ theirs too, K boxes at most, if their area is at least a tenth of the largest on
 224) and their score a quarter of its score. The score of a box in json is the share of the whole map that lies
 within: it is high where the map has one clear object. In coco and csv, and on the overlays, it is multiplied by the
 score of the class.
+
+An image gets no box if its class is one of those that were named empty in training (--empty-classes), or with
+--reject SHARE if it is less like the training images than all but that SHARE of the validation images: --reject
+0.05 leaves out most photos that show something else, and about one in twenty that do not. Json then has the reason.
+
+Small objects: --tiles 2x2 cuts every image into four, which the network sees one by one and twice as large, beside
+the whole. --image-size 448 gives it more patches instead. Either takes about four times as long.
 
 What is done is kept: after a Ctrl-C or on a full disk, the same command goes on where it was. The results are
 written when all images are done; until then OUT/unfinished.jsonl holds them, a line per image.
@@ -48,10 +63,12 @@ from dataclasses import asdict
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
+from .. import choices
 from ..errors import InputError
 from ..files import make_folder
+from ..formats import FORMATS, Export, Finding, check_replaceable
 from ..progress import tqdm
-from .program import Stop
+from .program import Parser, Stop, tiles
 
 if TYPE_CHECKING:
     from ..journal import Journal
@@ -61,15 +78,22 @@ if TYPE_CHECKING:
 AUTO, STORED = "auto", "stored"  # in place of a threshold
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.add_argument("images", nargs="+", metavar="IMAGES", type=Path, help="image files or folders")
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument("--checkpoint", type=Path, help="folder or published .pth file")
     model.add_argument("--model", metavar="NAME", help="classifier of timm, such as deit_tiny_patch16_224")
     parser.add_argument("--pretrained", metavar="FILE", type=Path, help="weights of --model (timm's hub)")
     parser.add_argument("--out", required=True, type=Path, help="folder for the results")
-    parser.add_argument("--format", choices=["json", "coco", "csv", "yolo"], default="json")
+    parser.add_argument(
+        "--format",
+        type=_formats,
+        default="json",
+        metavar="FORMATS",
+        help=f"{', '.join(FORMATS)}, or several with commas between (default json)",
+    )
     parser.add_argument("--overlay", action="store_true", help="also draw maps and boxes")
+    parser.add_argument("--crops", action="store_true", help="also write what each box surrounds, as JPEG")
     parser.add_argument(
         "--overlay-side",
         type=int,
@@ -85,14 +109,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--map", metavar="MAP", help="such as rollout, gradcam (default: the model's own)")
     parser.add_argument("--refine", action="store_true", help="apply SCM's diffusion to the maps")
     parser.add_argument("--max-boxes", type=int, default=1, metavar="K", help="of an image (default 1)")
+    parser.add_argument("--image-size", type=int, metavar="PIXELS", help="(as the network was trained)")
+    parser.add_argument("--tiles", type=tiles, default=(1, 1), metavar="RxC", help="such as 2x2 (1x1)")
+    parser.add_argument("--reject", type=float, default=0.0, metavar="SHARE", help="such as 0.05 (0)")
     parser.add_argument("--mirror", action="store_true", help="average with the mirror image: two passes")
     parser.add_argument("--top-k", type=int, default=5, help="classes listed in json (default 5)")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--device", help="e.g. cuda, cuda:1, cpu (default: cuda if there is one)")
+    parser.add_choice(
+        "--amp",
+        choices.precisions,
+        default="auto",
+        help="autocast, as in training (default auto: bf16 on GPUs that have it)",
+    )
+
+
+def _formats(text: str) -> list[str]:
+    names = list(dict.fromkeys(text.split(",")))
+    for name in names:
+        if name not in FORMATS:
+            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(FORMATS)}")
+    return names
 
 
 def execute(args: argparse.Namespace) -> int:
-    from ..formats import FORMATS
+    from ..devices import use_device
     from ..found_images import find_images_for, write_left_out
     from ..journal import Journal
     from ..localizer import Localizer
@@ -102,17 +143,21 @@ def execute(args: argparse.Namespace) -> int:
 
     if args.overlay_side < 1:
         raise InputError(f"--overlay-side must be positive, got {args.overlay_side}")
+    check_replaceable(args.out, args.format)
     found = find_images_for(args.images, args.out)
     files = found.files
     for note in found.notes:
         print(f"scm-fast predict: {note}", file=sys.stderr)
     if args.pretrained and not args.model:
         raise InputError("--pretrained: goes with --model")
-    model = load_classifier(args.model, args.pretrained) if args.model else load_model(args.checkpoint)
+    if args.model:
+        model = load_classifier(args.model, args.pretrained, args.image_size)
+    else:
+        model = load_model(args.checkpoint, args.image_size)
     _check_stored(args, model.config.threshold)
     localizer = Localizer(
         model,
-        args.device,
+        use_device(args.device),
         args.batch_size,
         None if args.threshold in (AUTO, STORED) else args.threshold,
         args.top_k,
@@ -120,6 +165,9 @@ def execute(args: argparse.Namespace) -> int:
         args.max_boxes,
         args.map,
         args.refine,
+        args.reject,
+        args.tiles,
+        args.amp,
     )
     images_choose = args.threshold == AUTO or localizer.choice.is_open
     make_folder(args.out, "--out")
@@ -144,9 +192,12 @@ def execute(args: argparse.Namespace) -> int:
                 f"none of the {len(files)} images could be read; nothing was written to {args.out}"
             )
         with _keeping(journal, files, args.out):
-            written = FORMATS[args.format](args.out, journal, localizer.class_names)
+            export = Export(args.out, journal, localizer.class_names, image_folder(args.images))
+            written = ", ".join(str(FORMATS[name](export)) for name in args.format)
             list_of_others = write_left_out(args.out, [*unread, *found.left_out])
         boxes = f" with {sum(len(f.boxes) for f in journal)} boxes" if args.max_boxes > 1 else ""
+        empty = sum(bool(f.empty) for f in journal)
+        boxes += f", {empty} of them without a box," if empty else ""
         others = f", {len(unread)} could not be read" if unread else ""
         others += f", {len(found.left_out)} left out" if found.left_out else ""
         others += f" ({list_of_others})" if list_of_others else ""
@@ -192,9 +243,8 @@ def _predict(
     localizer: Localizer, journal: Journal, files: list[Path], args: argparse.Namespace
 ) -> list[tuple[str, str]]:
     """Put the images that are left into the journal; gives those that could not be read, each with the reason."""
-    from ..formats import Finding
     from ..localizer import Failure
-    from ..overlay import save_overlay
+    from ..overlay import save_crops, save_overlay
 
     left = [
         (file, name)
@@ -217,6 +267,8 @@ def _predict(
                 continue
             if args.overlay:
                 save_overlay(args.out / "overlays" / f"{name}.jpg", result, args.overlay_side)
+            if args.crops:
+                save_crops(args.out / "crops", name, result, numbered=args.max_boxes > 1)
             journal.add(Finding.of(name, result))
     return unread
 
@@ -231,6 +283,12 @@ def _keeping(journal: Journal, files: list[Path], out: Path) -> Iterator[None]:
         if isinstance(error, OSError):
             raise Stop(f"error: {error.filename or out}: {error.strerror}; {kept}", 2) from None
         raise Stop(f"stopped; {kept}", 128 + signal.SIGINT) from None
+
+
+def image_folder(given: list[Path]) -> str:
+    """Return the folder that is given, or the one that all files and folders that are given are in."""
+    paths = [os.path.abspath(path) for path in given]
+    return os.path.commonpath(path if os.path.isdir(path) else os.path.dirname(path) for path in paths)
 
 
 def output_names(files: list[Path], given: list[Path]) -> list[str]:

@@ -142,3 +142,12 @@ def _report(program: str, message: str, status: int, speaks: bool | None = None)
         time.sleep(10)  # SIGTERM ends it
     print(f"{program}: {message}", file=sys.stderr, flush=True)
     return status
+
+
+def tiles(text: str) -> tuple[int, int]:
+    """Read `2x3` as two rows of three tiles."""
+    rows, _, columns = text.partition("x")
+    try:
+        return int(rows), int(columns)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected rows and columns such as 2x2, got {text!r}") from None

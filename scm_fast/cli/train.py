@@ -48,7 +48,9 @@ def execute(args: argparse.Namespace) -> int:
 
 def train(config: TrainConfig) -> None:
     """A whole run: training, and the evaluation of the model that it kept."""
-    from ..distributed import processes
+    from ..distributed import is_first, processes
+    from ..evaluation.extraction import kept_workers
+    from ..training.machine import machine_line
     from ..training.one_class import keep_untrained
     from ..training.pretraining import pretrain
     from ..training.run_folder import RunFolder
@@ -57,10 +59,16 @@ def train(config: TrainConfig) -> None:
 
     assert config.out is not None
     source = config.source()
-    with processes(config.device, config.partner_timeout) as device, RunFolder(config.out).locked():
+    with (
+        kept_workers(),  # before CUDA has started
+        processes(config.device, config.partner_timeout) as device,
+        RunFolder(config.out).locked(),
+    ):
+        if is_first():
+            print(machine_line(config, device), flush=True)
         if source.split(config.train_split).num_classes == 1:
             return keep_untrained(config, device, source)
-        config = config.with_batch(len(source.split(config.train_split)))
+        config = config.for_images(len(source.split(config.train_split)))
         trainer = Trainer(config, device, source, start_from=pretrain(config, device, source))
         trainer.fit()
         kept = trainer.folder.path / trainer.kept_model()

@@ -27,7 +27,8 @@ ANNOTATIONS = "annotations"  # folder of jsons
 # What is read of a json: polygons are most of many files.
 KEPT = frozenset(
     {
-        *("images", "annotations", "categories"),  # of the whole
+        *("images", "annotations", "categories", "info"),  # of the whole
+        "image_folder",  # of info, which `predict` writes
         *("id", "file_name", "width", "height", "name"),  # of an image or a category
         *("image_id", "category_id", "bbox", "iscrowd"),  # of an annotation
     }

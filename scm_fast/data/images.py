@@ -112,9 +112,10 @@ def load_tensor(
     encoded = _plain_jpeg(path, target_size, upright)
     if encoded is not None:
         pixels = cv2.imdecode(
-            np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
+            np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
         )
         if pixels is not None:
+            cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB, pixels)  # IMREAD_COLOR_RGB is of OpenCV 4.11
             return torch.from_numpy(pixels).permute(2, 0, 1)
     return functional.pil_to_tensor(load_image(path, target_size=target_size, upright=upright))
 

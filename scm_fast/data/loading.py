@@ -60,8 +60,10 @@ class EvaluationLoader:
             self.left_out[problem.record_id] = problem
 
     def _on_device(self, batch: Batch) -> Batch:
-        images = self._preprocessing.normalize(batch.images.to(self.device, non_blocking=True))
-        labels = batch.labels.to(self.device, non_blocking=True)
+        # Pinned memory, from which a copy may overlap the computation, exists for CUDA alone.
+        overlaps = self.device.type == "cuda"
+        images = self._preprocessing.normalize(batch.images.to(self.device, non_blocking=overlaps))
+        labels = batch.labels.to(self.device, non_blocking=overlaps)
         return Batch(images, labels, batch.indices, batch.ends_step, batch.problems)
 
 

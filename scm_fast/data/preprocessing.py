@@ -11,6 +11,7 @@ the same antialiased result (up to one grey level).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -44,8 +45,7 @@ class Preprocessing:
 
     def normalize(self, images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """(B, 3, H, W) of `dtype`, on the device of `images` (uint8)."""
-        mean = torch.tensor(self.mean, dtype=dtype, device=images.device).view(3, 1, 1) * 255
-        scale = 1 / (torch.tensor(self.std, dtype=dtype, device=images.device).view(3, 1, 1) * 255)
+        mean, scale = _mean_and_scale(tuple(self.mean), tuple(self.std), dtype, images.device)
         if images.device.type != "cpu":
             return (images.to(dtype) - mean) * scale
         # Image by image, so that each stays in the cache of the core for its three passes.
@@ -53,6 +53,18 @@ class Preprocessing:
         for target, image in zip(normalized, images, strict=True):
             target.copy_(image).sub_(mean).mul_(scale)
         return normalized
+
+
+@functools.cache
+def _mean_and_scale(
+    mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Mean and reciprocal deviation (3, 1, 1) of grey levels; kept, as a copy to a GPU would wait for it."""
+    with torch.inference_mode(False):
+        return (
+            torch.tensor(mean, dtype=dtype, device=device).view(3, 1, 1) * 255,
+            1 / (torch.tensor(std, dtype=dtype, device=device).view(3, 1, 1) * 255),
+        )
 
 
 def published_preprocessing(

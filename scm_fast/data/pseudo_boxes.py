@@ -113,9 +113,13 @@ def _read_coco(file: Path, problems: list[Problem]) -> dict[str, _Entry]:
     content = coco.read_json(file)
     categories = {category.get("id"): category.get("name") for category in content.get("categories", [])}
     boxes = coco.read_annotations(content, categories, file, problems)
+    info = content.get("info")
+    folder = info.get("image_folder") if isinstance(info, dict) else None
     entries = {}
     for image in content["images"]:
         name, width, height = str(image.get("file_name")), image.get("width"), image.get("height")
+        if isinstance(folder, str) and os.path.isfile(path := os.path.join(folder, name)):
+            name = path  # `sub/1.jpg` of another folder is another image
         if name in entries:
             problems.append(Problem(str(file), f"duplicated image {name!r}"))
         found = boxes[image.get("id")]

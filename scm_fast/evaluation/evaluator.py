@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import sys
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Sequence
+from concurrent.futures import Future
 
-import cv2
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import InputError
-from ..threshold import CUTS, INTERPOLATIONS, map_statistics, no_separation
-from .boxes import EVALUATION_SIZE, box_iou, resize_map, scale_to_evaluation, thresholds
+from ..threshold import CUTS, INTERPOLATIONS, no_separation
+from .boxes import EVALUATION_SIZE, scale_to_evaluation, thresholds
+from .extraction import BoxExtractor, ExtractionPool, ImageBoxes
 from .metrics import DELTAS, TOP, SplitMetrics
-from .pixels import pixel_counts
-from .sweep import boxes_at_levels
 from .table import Cuts, EvaluationTable
 
 
@@ -36,8 +29,10 @@ class Evaluator:
         size: (width, height) at which boxes are compared.
         interpolation: how maps are resized to `size`: `cubic` (the reference evaluator) or `linear`.
         num_classes: of the model, if known: with five or fewer, Top-5 says nothing and is left out.
-        workers: processes that extract boxes, one per core by default; they work while the caller computes
-            the next batch. They end with `compute`, or when the `with` is left.
+        workers: processes that extract boxes while the caller computes the next batch. They end with `compute`,
+            or when the `with` is left. By default those of `kept_workers`, or one per core, 16 at most.
+
+    worker_seconds: the CPU time of these processes so far.
     """
 
     def __init__(
@@ -57,6 +52,7 @@ class Evaluator:
         self._dtype = np.uint8 if max(size) <= 256 else np.uint16
         self._parts: list[EvaluationTable] = []
         self._pending: tuple[dict, list[Future[ImageBoxes]]] | None = None
+        self.worker_seconds = 0.0
         self._pool = ExtractionPool(BoxExtractor(self.cuts, self._dtype), workers)
 
     def __enter__(self) -> Evaluator:
@@ -76,6 +72,7 @@ class Evaluator:
         image_size: ArrayLike,
         masks: Sequence[NDArray[np.uint8] | None] | None = None,
         separation: NDArray | None = None,
+        confidence: ArrayLike | None = None,
     ) -> None:
         """Add a batch. The maps are not kept: they are reduced to boxes before the next batch returns.
 
@@ -90,6 +87,7 @@ class Evaluator:
             masks: per image None or `read_masks(...)` at the evaluation size.
             separation: (B, K), `token_separation(...)` of the best class's maps, by which a threshold is chosen
                 where there are no boxes.
+            confidence: (B,), `emptiness.confidence(...)` of the logits.
         """
         index = np.asarray(index, dtype=np.int64)
         maps = np.asarray(maps)
@@ -116,6 +114,7 @@ class Evaluator:
                 "label": label,
                 "top_class": top_class,
                 "top_score": _five_columns(np.asarray(top_score, dtype=np.float32), 0),
+                "confidence": np.asarray(np.zeros(count) if confidence is None else confidence, np.float32),
                 "image_size": sizes,
                 "separation": np.asarray(
                     no_separation(count) if separation is None else separation,
@@ -145,6 +144,7 @@ class Evaluator:
         images = [future.result() for future in futures]
         if not images:
             return
+        self.worker_seconds += sum(image.cpu_seconds for image in images)
         counts = [image.pixel_count for image in images if image.pixel_count is not None]
         self._parts.append(
             EvaluationTable(
@@ -169,6 +169,7 @@ class Evaluator:
             label=np.zeros(0, np.int32),
             top_class=np.zeros((0, TOP), np.int32),
             top_score=np.zeros((0, TOP), np.float32),
+            confidence=np.zeros(0, np.float32),
             image_size=np.zeros((0, 2), np.int32),
             true_class_box=np.zeros((0, CUTS, 4), self._dtype),
             top_class_box=np.zeros((0, CUTS, 4), self._dtype),
@@ -187,109 +188,3 @@ def _five_columns(values: NDArray, fill: int) -> NDArray:
     """(B, k) cut or filled to five columns."""
     missing = max(0, TOP - values.shape[1])
     return np.pad(values[:, :TOP], ((0, 0), (0, missing)), constant_values=fill)
-
-
-# Maps to boxes, in a pool of processes.
-
-_LEVELS = np.arange(CUTS)
-
-
-class ImageBoxes(NamedTuple):
-    """What the maps of one image are reduced to."""
-
-    true_class: NDArray[np.unsignedinteger]  # (L, 4)
-    top_class: NDArray[np.unsignedinteger]  # (L, 4)
-    statistics: NDArray[np.float64]  # (2, 3), of the ground-truth class's map and the best class's
-    every_hit: NDArray[np.uint8]  # (deltas, ceil(L / 8)), packed bits
-    pixel_count: NDArray[np.uint32] | None  # (2, bins)
-
-
-@dataclass(frozen=True)
-class BoxExtractor:
-    """Makes `ImageBoxes` of an image's maps; dtype: of the boxes."""
-
-    cuts: Cuts
-    dtype: type[np.unsignedinteger]
-
-    def __call__(
-        self, maps: NDArray, same_map: bool, truth: NDArray, judged: NDArray[np.uint8] | None
-    ) -> ImageBoxes:
-        """maps: (2, h, w) of the ground-truth and the best class, `same_map` if they are one; truth: (n, 4)
-        ground-truth boxes; judged: see `read_masks`."""
-        cuts = self.cuts
-        scores = resize_map(maps[0], cuts.size, cuts.interpolation)
-        true_class = boxes_at_levels(scores, _LEVELS, truth, DELTAS[0])
-        top_class = true_class.largest
-        statistics = [map_statistics(scores)] * 2
-        if not same_map:
-            top_scores = resize_map(maps[1], cuts.size, cuts.interpolation)
-            top_class = boxes_at_levels(top_scores, _LEVELS, truth[:0], DELTAS[0]).largest
-            statistics[1] = map_statistics(top_scores)
-        hits = np.zeros((len(DELTAS), CUTS), dtype=bool)
-        if len(truth):
-            best = np.maximum.reduceat(box_iou(true_class.every, truth).max(axis=1), true_class.starts)
-            hits = best >= np.array(DELTAS)[:, None]
-        return ImageBoxes(
-            true_class.largest.astype(self.dtype),
-            top_class.astype(self.dtype),
-            np.array(statistics),
-            np.packbits(hits, axis=1),
-            None if judged is None else pixel_counts(scores, judged, cuts.thresholds),
-        )
-
-
-_extractor: BoxExtractor  # of a worker process
-
-
-def _start_worker(extractor: BoxExtractor) -> None:
-    global _extractor
-    _extractor = extractor
-
-
-def _work(*image: object) -> ImageBoxes:
-    return _extractor(*image)  # type: ignore[arg-type]
-
-
-def available_cores() -> int:
-    """Cores this process may use, shared with the other processes that torchrun started on this machine."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-
-
-class ExtractionPool:
-    """Workers that run a `BoxExtractor`. Half of the work is Python, so threads would wait for each other:
-    these are processes, forked as those of DataLoader are; a thread where there is no fork. Even one is a
-    process: a thread that used OpenCV and ends while a later pool forks leaves its workers a locked mutex.
-
-    `close` ends them; it must be called, whatever happens: OpenCV's number of threads is that of the whole
-    process, and is 1 meanwhile.
-    """
-
-    def __init__(self, extractor: BoxExtractor, workers: int | None = None) -> None:
-        workers = workers or available_cores()
-        self._pool: Executor
-        self._function: Callable[..., ImageBoxes]
-        # OpenCV's own threads do not survive a fork: a worker that used or stopped them would wait for ever.
-        # So they are stopped here, before it, and the workers inherit a setting that needs none.
-        self._opencv_threads: int | None = cv2.getNumThreads()
-        cv2.setNumThreads(1)
-        if sys.platform == "linux":
-            self._function = _work
-            self._pool = ProcessPoolExecutor(
-                workers, multiprocessing.get_context("fork"), _start_worker, (extractor,)
-            )
-        else:
-            self._function = extractor
-            self._pool = ThreadPoolExecutor(1)
-
-    def submit(
-        self, maps: NDArray, same_map: bool, truth: NDArray, judged: NDArray[np.uint8] | None
-    ) -> Future[ImageBoxes]:
-        return self._pool.submit(self._function, maps, same_map, truth, judged)
-
-    def close(self) -> None:
-        """End the workers; what was submitted and not begun is not done. Again, it does nothing."""
-        self._pool.shutdown(cancel_futures=True)
-        if self._opencv_threads is not None:
-            cv2.setNumThreads(self._opencv_threads)
-            self._opencv_threads = None

@@ -7,7 +7,6 @@ the test split at its end.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -33,6 +32,7 @@ from ..threshold import (
     token_separation,
 )
 from .classes import match_classes
+from .emptiness import confidence
 from .evaluator import Evaluator
 from .metrics import TOP, SplitMetrics
 from .pixels import read_masks
@@ -143,8 +143,8 @@ def _with_classes_of(predictor: Predictor, dataset: LocalizationDataset) -> Loca
 class _Stopwatch:
     """Sums what is done `with` it, which is all but reading the images: the time that passed, and that of the CPU.
 
-    CPU time is that of all threads, and of the processes that ended meanwhile, such as those that extract boxes.
-    Waiting for a core that another program has is not in it.
+    CPU time is that of all threads; that of the processes that extract boxes is added. Waiting for a core that
+    another program has is not in it.
     """
 
     def __init__(self) -> None:
@@ -152,11 +152,11 @@ class _Stopwatch:
         self.cpu_seconds = 0.0
 
     def __enter__(self) -> None:
-        self._begin = time.perf_counter(), _cpu_seconds()
+        self._begin = time.perf_counter(), time.process_time()
 
     def __exit__(self, *exception: object) -> None:
         self.seconds += time.perf_counter() - self._begin[0]
-        self.cpu_seconds += _cpu_seconds() - self._begin[1]
+        self.cpu_seconds += time.process_time() - self._begin[1]
 
     def per_image(self, images: int, device: torch.device) -> dict[str, Any]:
         """For metrics.json: of all processes together, with the conditions. Collective."""
@@ -169,11 +169,6 @@ class _Stopwatch:
             "threads": torch.get_num_threads(),
             "processes": len(parts),
         }
-
-
-def _cpu_seconds() -> float:
-    children = os.times()
-    return time.process_time() + children.children_user + children.children_system
 
 
 class _Predicted(NamedTuple):
@@ -223,6 +218,7 @@ def _predict_split(
             progress.update(min(count, len(dataset) - progress.n))
         with stopwatch:
             metrics = evaluator.compute()
+        stopwatch.cpu_seconds += evaluator.worker_seconds
         metrics.pseudo_boxes = dataset.pseudo_boxes
         metrics.prescribed = predictor.prescribed_threshold
         metrics.foreign_classes = predictor.foreign_classes
@@ -248,11 +244,11 @@ def _accumulate(
 
     localization, activation = predictor(batch.images, classes_to_map)
     activation = activation.expand(-1, 2, -1, -1)
-    scores, classes = localization.logits.float().softmax(1).topk(min(TOP, localization.logits.shape[1]))
+    scores, classes = localization.top(TOP)
     indices = batch.indices.tolist()
     records = [dataset.records[index] for index in indices]
     size = evaluator.cuts.size
-    activations = activation.float().cpu().numpy()
+    activations = activation.cpu().numpy()
     evaluator.accumulate(
         index=indices,
         label=batch.labels.cpu(),
@@ -263,14 +259,15 @@ def _accumulate(
         image_size=[dataset.size(index) for index in indices],
         masks=[read_masks(r.masks, r.ignore_mask, size) if r.masks else None for r in records],
         separation=token_separation(activations[:, 1], localization.tokens),
+        confidence=confidence(localization.logits).cpu(),
     )
     if maps is not None:
-        attention = localization.attention.float().cpu().numpy()
+        attention = localization.attention.cpu().numpy()
         semantic: list[NDArray | None] = [None] * len(indices)
         if localization.semantic is not None:
-            best = localization.logits.argmax(1)
+            best = classes[:, 0]
             own = localization.semantic[torch.arange(len(best), device=best.device), best]
-            semantic = list(own.float().cpu().numpy())
+            semantic = list(own.cpu().numpy())
         for row, index in enumerate(indices):
             maps[index] = ImageMaps(attention[row], semantic[row], activations[row, 1])
 

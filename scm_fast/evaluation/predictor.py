@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..data import Preprocessing
@@ -25,6 +26,7 @@ from ..models.refinement import refine_maps
 from ..threshold import Threshold
 
 DEFAULT = "F0*S0"
+MOST_TILES = 8  # in a row or column
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,10 @@ class Strategy:
                 f"strategy asks for block {self.last_block}, but the checkpoint has {blocks} calibration blocks"
                 + ("" if blocks else " (it is a baseline, or was saved for inference)")
             )
-        if not model.method.has_semantic and (self.semantic or self.last_block) and self != Strategy():
+        if not model.method.plain_factors and (self.semantic or self.last_block) and self != Strategy():
             raise InputError(
-                f"strategy {self} needs semantic maps, and a model with method {model.config.method!r} has none"
+                f"strategy {self} needs semantic maps, and a model with method {model.config.method!r} has none "
+                "that a calibration takes"
             )
 
     @torch.inference_mode()
@@ -104,6 +107,7 @@ class Predictor:
     mirror: whether logits and maps are the mean of the image's and of its mirror image's: two passes.
     map: the name of another map than the model's own, see `scm_fast.models.maps`; instead of a strategy.
     refine: whether SCM's diffusion is applied to the maps, see `scm_fast.models.refinement`.
+    tiles: (rows, columns) that every image is cut into, see `_look_at_tiles`.
     foreign_classes: whether the model's classes are others than the data's, as ImageNet's are for birds. Then no
         map belongs to a label: the map of an image is that of the class which the model finds in it.
     """
@@ -117,8 +121,13 @@ class Predictor:
     map: str | None = None
     refine: bool = False
     foreign_classes: bool = False
+    tiles: tuple[int, int] = (1, 1)
 
     def __post_init__(self) -> None:
+        if min(self.tiles) < 1 or max(self.tiles) > MOST_TILES:
+            raise InputError(
+                f"tiles must be 1x1 to {MOST_TILES}x{MOST_TILES}, got {self.tiles[0]}x{self.tiles[1]}"
+            )
         if self.map is None:
             return
         get_map(self.map)
@@ -129,13 +138,18 @@ class Predictor:
     def map_name(self) -> str:
         """Which map it is, for people."""
         own = f"of method {self.model.config.method}" if self.strategy == Strategy() else str(self.strategy)
-        return (self.map or own) + (", refined" if self.refine else "")
+        tiles = "" if self.tiles == (1, 1) else f", {self.tiles[0]}x{self.tiles[1]} tiles"
+        return (self.map or own) + (", refined" if self.refine else "") + tiles
+
+    @property
+    def is_own_map(self) -> bool:
+        """Whether it is the map by which the method was trained and its threshold chosen."""
+        return (self.map, self.strategy, self.refine, self.tiles) == (None, Strategy(), False, (1, 1))
 
     @property
     def prescribed_threshold(self) -> Threshold | None:
         """Where the method cuts its own map; None for other maps, and where images choose."""
-        own = self.map is None and self.strategy == Strategy() and not self.refine
-        return self.model.method.threshold if own else None
+        return self.model.method.threshold if self.is_own_map else None
 
     @property
     def class_names(self) -> list[str]:
@@ -145,9 +159,10 @@ class Predictor:
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """Images squashed to the size that the model takes, normalised as its backbone was trained."""
+        """Squash images to what the model or its tiles take, and normalise them as its backbone was trained."""
         config = self.model.config
-        return Preprocessing(config.image_size, None, config.mean, config.std)
+        (height, width), (rows, columns) = config.image_size, self.tiles
+        return Preprocessing((height * rows, width * columns), None, config.mean, config.std)
 
     def __call__(self, images: Tensor, choose: Callable[[Tensor], Tensor]) -> tuple[Localization, Tensor]:
         """`choose` makes the classes (B, k) from the logits (B, C); gives their maps (B, k, H, W)."""
@@ -166,12 +181,49 @@ class Predictor:
         return localization, lambda classes: refine_maps(localization.tokens, maps(classes))
 
     def _look_unrefined(self, images: Tensor) -> tuple[Localization, Maps]:
+        return self._look_once(images) if self.tiles == (1, 1) else self._look_at_tiles(images)
+
+    def _look_at_tiles(self, images: Tensor) -> tuple[Localization, Maps]:
+        """Look at the whole of images (B, 3, rows * height, columns * width), and at each of their tiles.
+
+        The whole says what the image shows and roughly where, the tiles say where exactly: the map is the geometric
+        mean of the two, each on the tiles' grid. A map of tiles alone would have an object in every empty tile.
+        """
+        size = list(self.model.config.image_size)
+        whole, whole_maps = self._look_once(F.interpolate(images, size, mode="bilinear", antialias=True))
+        tiles, tile_maps = self._look_once(split_tiles(images, self.tiles))
+
+        def maps(classes: Tensor) -> Tensor:
+            each = classes.repeat_interleave(self.tiles[0] * self.tiles[1], dim=0)
+            fine = join_tiles(tile_maps(each).float(), self.tiles)
+            coarse = F.interpolate(whole_maps(classes).float(), fine.shape[-2:], mode="bicubic")
+            return (fine.clamp(min=0) * coarse.clamp(min=0)).sqrt()
+
+        semantic = None if tiles.semantic is None else join_tiles(tiles.semantic, self.tiles)
+        attention = join_tiles(tiles.attention.unsqueeze(1), self.tiles).squeeze(1)
+        tokens = join_tiles(tiles.tokens, self.tiles)
+        return Localization(whole.logits, attention, semantic, tokens), maps
+
+    def _look_once(self, images: Tensor) -> tuple[Localization, Maps]:
         with torch.autocast(self.device.type, dtype=self.amp, enabled=self.amp is not None):
             if self.map is not None:
                 return look(get_map(self.map), self.model, images)
             with torch.inference_mode():
                 localization = self.model(images)
         return localization, lambda classes: self.strategy.maps(self.model, localization, classes)
+
+
+def split_tiles(images: Tensor, tiles: tuple[int, int]) -> Tensor:
+    """Cut images (B, C, rows * h, columns * w) into (B * rows * columns, C, h, w), row by row."""
+    (rows, columns), (height, width) = tiles, images.shape[-2:]
+    cut = images.unflatten(3, (columns, width // columns)).unflatten(2, (rows, height // rows))
+    return cut.permute(0, 2, 4, 1, 3, 5).flatten(0, 2)
+
+
+def join_tiles(parts: Tensor, tiles: tuple[int, int]) -> Tensor:
+    """Undo `split_tiles`."""
+    joined = parts.unflatten(0, (-1, *tiles)).permute(0, 3, 1, 4, 2, 5)
+    return joined.flatten(4, 5).flatten(2, 3)
 
 
 def _mean(own: Localization, mirrored: Localization) -> Localization:

@@ -37,6 +37,7 @@ class EvaluationTable:
     label: NDArray[np.int32]  # (N,)
     top_class: NDArray[np.int32]  # (N, 5), best first; -1 where there are fewer classes
     top_score: NDArray[np.float32]  # (N, 5), probabilities
+    confidence: NDArray[np.float32]  # (N,), see `emptiness.confidence`; zeros if the logits are not known
     image_size: NDArray[np.int32]  # (N, 2), width and height of the original
     true_class_box: NDArray[np.unsignedinteger]  # (N, L, 4), largest box of the ground-truth class's map
     top_class_box: NDArray[np.unsignedinteger]  # (N, L, 4), largest box of the best class's map

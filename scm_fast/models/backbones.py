@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import timm
-from huggingface_hub import constants, get_session
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import use_reentrant_ckpt
 from torch import Tensor, nn
@@ -16,8 +15,7 @@ from torch import Tensor, nn
 from ..errors import InputError
 from .architectures import Backbone, Features, all_architectures, architecture_of, find_architecture, variants
 from .cls_attention import can_cover, cover_attention
-
-HUB_SECONDS = 5.0  # to wait for the hub before its cache has to do
+from .hub import hub_or_cache
 
 
 def families_text() -> str:
@@ -82,7 +80,7 @@ def build_backbone(
         options["img_size"] = tuple(image_size)
     try:
         classes = num_classes if keep_classifier else 0
-        with _hub_or_cache() if pretrained else contextlib.nullcontext():
+        with hub_or_cache() if pretrained else contextlib.nullcontext():
             return timm.create_model(name, pretrained=pretrained, num_classes=classes, **options)
     except (OSError, RuntimeError) as error:  # first: some of the hub's are ValueErrors too
         if not pretrained:
@@ -95,30 +93,6 @@ def build_backbone(
         # Swin, ResNet, ... do not know img_size or an option: say first that they would not do anyway.
         check_backbone(name, timm.create_model(name, num_classes=0))
         raise _refused(name, error) from error
-
-
-@contextlib.contextmanager
-def _hub_or_cache() -> Iterator[None]:
-    """Within the `with`, the hub's client looks into its cache alone if the hub cannot be reached.
-
-    By itself it would try again for a minute.
-    """
-    if constants.HF_HUB_OFFLINE or _hub_answers():
-        yield
-        return
-    constants.HF_HUB_OFFLINE = True
-    try:
-        yield
-    finally:
-        constants.HF_HUB_OFFLINE = False
-
-
-def _hub_answers() -> bool:
-    try:
-        get_session().head(constants.ENDPOINT, timeout=HUB_SECONDS)
-    except Exception:  # of whatever HTTP library the client has
-        return False
-    return True
 
 
 def detach_classifier(backbone: Backbone) -> dict[str, Tensor]:

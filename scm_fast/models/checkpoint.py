@@ -46,7 +46,7 @@ def load_model(
     path: a folder that `save_model` wrote, the weight file in it, or a published .pth file of
         SCM, TS-CAM, SAT or LCTR.
     image_size: pixels, one number or (height, width), for images of another size than the checkpoint's own.
-        Position embeddings are resampled. The threshold stays behind: it was chosen for maps of another grid.
+        Position embeddings are resampled. Threshold and confidences stay behind: they are of images of that size.
     """
     path = Path(path)
     if not path.exists():
@@ -63,7 +63,8 @@ def load_model(
     _check_sizes(config, state, config_file)
     if image_size is not None:
         config = make_config(
-            dataclasses.asdict(config) | {"image_size": sides(image_size), "threshold": None}
+            dataclasses.asdict(config)
+            | {"image_size": sides(image_size), "threshold": None, "confidences": None}
         )
     try:
         model = model_from_config(config)

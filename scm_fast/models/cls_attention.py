@@ -34,13 +34,26 @@ from timm.layers import apply_rot_embed_cat
 from torch import Tensor, nn
 
 from ..errors import InputError
-
-# One open recording of a kind per thread: a model may serve several threads at once.
-_thread = threading.local()
-
+from ..ops import cls_row as op
 
 ROWS = "rows"
 LAYERS = "layers"
+MASKS = "spatial_masks"  # of `spatial_token`
+
+
+class _Recordings(threading.local):
+    """One open recording of a kind per thread: a model may serve several threads at once.
+
+    Every attribute is there from the start. `torch.compile` guards on them, and compiles a graph again for one
+    that appears.
+    """
+
+    def __init__(self) -> None:
+        for kind in (ROWS, LAYERS, MASKS):
+            setattr(self, kind, None)
+
+
+_thread = _Recordings()
 
 
 @dataclass(frozen=True)
@@ -70,7 +83,7 @@ def record(kind: str) -> Iterator[list[Any]]:
 
 def open_recording(kind: str) -> list[Any] | None:
     """The thread's recording of that kind."""
-    return getattr(_thread, kind, None)
+    return getattr(_thread, kind)
 
 
 @dataclass
@@ -86,9 +99,9 @@ def measure_layers(measure: Callable[[AttentionLayer], Any]) -> Iterator[list[An
 
     Measurements may be nested, and each has all layers.
     """
-    outer = open_recording(LAYERS) or []
+    outer = open_recording(LAYERS)
     measurement = _Measurement(measure)
-    setattr(_thread, LAYERS, [*outer, measurement])
+    setattr(_thread, LAYERS, [*(outer or ()), measurement])
     try:
         yield measurement.found
     finally:
@@ -106,27 +119,9 @@ def cls_row(q: Tensor, k: Tensor, scale: float, mask: Tensor | None = None) -> T
     `mask` broadcasts to (B, heads, N, N) and is added, or chooses where it is boolean, as in
     `scaled_dot_product_attention`. The softmax is in float32, or float64 where q is.
     """
-    return _cls_rows_of_heads(q, k, scale, mask).mean(1)
-
-
-def _cls_rows_of_heads(q: Tensor, k: Tensor, scale: float, mask: Tensor | None = None) -> Tensor:
-    """(B, heads, N)"""
-    query = q[:, :, 0] * scale  # [B, heads, d]; scaled first, so that float16 products stay in range
-    if k.is_contiguous():
-        scores = (query.unsqueeze(2) @ k.mT).squeeze(2)  # [B, heads, N]
-    else:
-        # Here k is a slice of a (B, N, 3, heads, d) projection, which a matmul batched over B and heads would
-        # copy and keep for the backward pass. With the heads' queries as blocks of one (heads * d, heads)
-        # matrix the keys are used where they lie.
-        heads = torch.eye(q.shape[1], dtype=q.dtype, device=q.device)
-        blocks = (query.unsqueeze(-1) * heads.unsqueeze(1)).flatten(1, 2)  # [B, heads * d, heads]
-        scores = (k.transpose(1, 2).flatten(2) @ blocks).mT  # [B, heads, N]
-    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    if mask is not None:
-        row_mask = mask[..., 0, :]
-        chooses = mask.dtype == torch.bool
-        scores = scores.masked_fill(~row_mask, float("-inf")) if chooses else scores + row_mask
-    return scores.softmax(-1)
+    if mask is None and not (q.requires_grad and torch.is_grad_enabled()):
+        return op.cls_row(q, k, scale)
+    return op.rows_of_heads(q, k, scale, mask).mean(1)
 
 
 def attention_of_heads(layer: AttentionLayer) -> Iterator[Tensor]:
@@ -139,42 +134,6 @@ def attention_of_heads(layer: AttentionLayer) -> Iterator[Tensor]:
             chooses = mask.dtype == torch.bool
             scores = scores.masked_fill(~mask, float("-inf")) if chooses else scores + mask
         yield scores.softmax(-1)
-
-
-class _RowBesideAttention(torch.autograd.Function):
-    """q, k and the row of `cls_row`, for attention that goes on with the q and k it is given.
-
-    So the attention's gradients of q and k pass through here, and the row's are added to them as they pass:
-    with P the heads' rows and G = drow / heads,
-
-        dS = P (G - sum_n P G),   dk_n += dS_n q_cls scale,   dq_cls += scale sum_n dS_n k_n
-
-    Plain autograd would fill a whole gradient of q with zeros for its first token, form the row's whole
-    gradient of k, and add both in passes of their own.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-        rows = _cls_rows_of_heads(q, k, scale)
-        ctx.save_for_backward(q, k, rows)
-        ctx.scale = scale
-        return q.view_as(q), k.view_as(k), rows.mean(1)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dq: Tensor, dk: Tensor, drow: Tensor) -> tuple[Tensor, Tensor, None]:
-        q, k, rows = ctx.saved_tensors
-        weighted = rows * (drow.unsqueeze(1) / rows.shape[1])
-        dS = (weighted - rows * weighted.sum(-1, keepdim=True)).to(k.dtype)  # [B, heads, N]
-        if k.is_contiguous():
-            dquery = (dS.unsqueeze(2) @ k).squeeze(2)  # [B, heads, d]
-        else:  # every head with all keys, where they lie, and then its own block
-            products = dS @ k.transpose(1, 2).flatten(2)  # [B, heads, heads * d]
-            dquery = products.unflatten(2, (q.shape[1], -1)).diagonal(dim1=1, dim2=2).mT
-        dk = torch.addcmul(dk, dS.unsqueeze(-1), q[:, :, :1], value=ctx.scale)
-        dq = dq.clone()
-        dq[:, :, 0] += ctx.scale * dquery
-        return dq, dk, None
 
 
 class _CoveredAttention(nn.Module):
@@ -201,7 +160,7 @@ class _CoveredAttention(nn.Module):
         """q, k, v (B, heads, N, d) -> (B, N, heads * d), with the CLS row recorded on the way."""
         if self.row_in_training if self.training else self.row_in_evaluation:
             if mask is None and q.requires_grad and torch.is_grad_enabled():
-                q, k, row = _RowBesideAttention.apply(q, k, self.scale)
+                q, k, row = op.row_beside_attention(q, k, self.scale)
             else:
                 row = cls_row(q, k, self.scale, mask)
             rows = open_recording(ROWS)
@@ -273,8 +232,9 @@ class _RopeAttention(_CoveredAttention):
 
     def rotate(self, x: Tensor, rope: Tensor) -> Tensor:
         prefix, patches = x[:, :, : self.num_prefix_tokens], x[:, :, self.num_prefix_tokens :]
-        half = getattr(self, "rotate_half", False)
-        return torch.cat([prefix, apply_rot_embed_cat(patches, rope, half=half)], dim=2)
+        # timm 1.0.20 has networks that rotate halves, and the keyword for it.
+        options = {"half": True} if getattr(self, "rotate_half", False) else {}
+        return torch.cat([prefix, apply_rot_embed_cat(patches, rope, **options)], dim=2)
 
     def forward(
         self,

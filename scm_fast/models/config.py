@@ -34,6 +34,8 @@ class ModelConfig:
     calibration: keywords of SpatialCalibration that differ from the preset.
     class_names: one for each class, or None.
     threshold: of the box around a map, chosen on validation images; None if nobody chose one.
+    empty_classes: names of classes whose images show no object, and have no box.
+    confidences: percentiles 0 ... 100 of `emptiness.confidence` on validation images; None if nobody measured them.
     """
 
     backbone: str
@@ -49,8 +51,15 @@ class ModelConfig:
     calibration: dict[str, Any] = field(default_factory=dict)
     class_names: list[str] | None = None
     threshold: Annotated[Threshold | None, BeforeValidator(threshold_from_json)] = None
+    empty_classes: list[str] = field(default_factory=list)
+    confidences: Annotated[list[Finite], Field(min_length=101, max_length=101)] | None = None
 
     def __post_init__(self) -> None:
+        if unknown := set(self.empty_classes) - set(self.class_names or ()):
+            raise InputError(
+                f"empty_classes: {', '.join(sorted(unknown))} is not among the classes "
+                f"{', '.join(self.class_names or ('(without names)',))}"
+            )
         if self.class_names is not None and len(self.class_names) != self.num_classes:
             raise InputError(
                 f"class_names must have {self.num_classes} entries, one per class, got {len(self.class_names)}"

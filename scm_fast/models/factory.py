@@ -28,6 +28,7 @@ def create_model(  # noqa: PLR0913, keywords of one call
     backbone_options: dict[str, Any] | None = None,
     method_options: Mapping[str, Any] | None = None,
     calibration: Mapping[str, Any] | None = None,
+    empty_classes: Sequence[str] = (),
 ) -> LocalizationModel:
     """A transformer that is trained on labels and tells where the object is.
 
@@ -49,6 +50,7 @@ def create_model(  # noqa: PLR0913, keywords of one call
         backbone_options: further keywords of timm's model, e.g. `{"drop_path_rate": 0.1}`.
         method_options: of the method.
         calibration: keywords of SpatialCalibration that override the preset, e.g. `{"iterations": 6}`.
+        empty_classes: names of classes whose images show no object and get no box.
     """
     made = make_method(method, method_options or {})
     if preset not in PRESETS:
@@ -88,6 +90,7 @@ def create_model(  # noqa: PLR0913, keywords of one call
             "method_options": dict(method_options or {}),
             "calibration": dict(calibration or {}),
             "class_names": class_names and list(class_names),
+            "empty_classes": list(empty_classes),
         }
     )
     parts = made.parts(network.embed_dim, num_classes, preset)

@@ -16,17 +16,19 @@ from ..threshold import Threshold
 from . import backbones
 from .architectures import Backbone, Features
 from .config import ModelConfig
+from .hub import OnHub
+from .precision import single
 
 
 class TrainingOutput(NamedTuple):
     """The loss of a batch is the cross-entropy of the logits plus the sum of `terms`."""
 
-    logits: Tensor  # (B, C)
+    logits: Tensor  # (B, C), in float32 under autocast too
     terms: dict[str, Tensor]  # what the method adds to the loss, by name; each a mean over the batch
 
 
 class Localization(NamedTuple):
-    """What a model in evaluation mode says about a batch."""
+    """What a model in evaluation mode says about a batch: logits and maps in float32, under autocast too."""
 
     logits: Tensor  # (B, C)
     attention: Tensor  # (B, H, W), the factor of the map that all classes share: often F0
@@ -58,6 +60,15 @@ class Localization(NamedTuple):
         )
         return maps.squeeze(1) if classes.ndim == 1 else maps
 
+    def top(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return the probabilities (B, k) and numbers (B, k) of the best classes, best first.
+
+        Of equal logits that of the lower class comes first, as for `argmax`: the first class is the one whose map
+        is the map of the image.
+        """
+        classes = self.logits.argsort(dim=1, descending=True, stable=True)[:, :count]
+        return self.logits.softmax(1).gather(1, classes), classes
+
     def _check_range(self, classes: Tensor) -> None:
         """On a GPU an index out of range would end the process's use of it; here it is an InputError."""
         if classes.is_floating_point() or classes.dtype == torch.bool:
@@ -70,11 +81,12 @@ class Localization(NamedTuple):
             raise InputError(f"classes must be in 0 ... {self.logits.shape[1] - 1}, got {wrong}")
 
 
-class LocalizationModel(nn.Module):
+class LocalizationModel(nn.Module, OnHub):
     """Backbone, the parts that a method adds, and the calibration module if it has one. Made by `create_model`.
 
     In training mode a batch of images (B, 3, height, width) gives a `TrainingOutput`; in evaluation mode a
-    `Localization`, in which the calibration has no part.
+    `Localization`, in which the calibration has no part. `from_pretrained` and `push_to_hub` are for the Hugging
+    Face Hub.
     """
 
     head: Any  # of the method's parts, the one that all methods have
@@ -103,7 +115,10 @@ class LocalizationModel(nn.Module):
         made = (self.method.train if self.training else self.method.localize)(self, features)
         if features.extra_logits is not None:
             made = made._replace(logits=made.logits + features.extra_logits)
-        return made
+        if isinstance(made, TrainingOutput):
+            return made._replace(logits=single(made.logits))
+        semantic = None if made.semantic is None else single(made.semantic)
+        return made._replace(logits=single(made.logits), attention=single(made.attention), semantic=semantic)
 
     def train(self, mode: bool = True) -> LocalizationModel:
         if mode and self.calibration is None and self.method.calibrates(self.config.calibration):
@@ -146,6 +161,7 @@ class Method:
     name: as users give it. title: as people write it.
     row_in_training, row_in_evaluation: whether F0, the CLS token's attention, is needed.
     has_semantic: whether the map depends on the class.
+    plain_factors: whether the map's factors are F0 and S0 themselves, which a `Strategy` may combine otherwise.
     keeps_classifier: whether its head is a timm network's own classifier, which is then kept.
     threshold: where its map is cut if nobody chooses otherwise; None where images choose.
     """
@@ -153,10 +169,17 @@ class Method:
     name: ClassVar[str]
     title: ClassVar[str]
     row_in_training: ClassVar[bool] = False
-    row_in_evaluation: ClassVar[bool] = True
-    has_semantic: ClassVar[bool] = True
+    plain_factors: ClassVar[bool] = True
     keeps_classifier: ClassVar[bool] = False
     threshold: ClassVar[Threshold | None] = None
+
+    @property
+    def row_in_evaluation(self) -> bool:
+        return True
+
+    @property
+    def has_semantic(self) -> bool:
+        return True
 
     def measured_options(self, object_share: Callable[[], float]) -> dict[str, Any]:
         """Return the options whose values the training images decide, before the first step.
@@ -183,7 +206,7 @@ class Method:
         return TrainingOutput(model.head(features.patches).mean((2, 3)), {})
 
     def localize(self, model: LocalizationModel, features: Features) -> Localization:
-        semantic = model.head(features.patches)
+        semantic = single(model.head(features.patches))
         assert features.attention is not None  # it is computed in evaluation mode
         return Localization(semantic.mean((2, 3)), features.attention, semantic, features.patches)
 

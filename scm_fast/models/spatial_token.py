@@ -16,9 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .cls_attention import VitAttention, open_recording
-
-MASKS = "spatial_masks"  # what the recording of `record` is called
+from .cls_attention import MASKS, VitAttention, open_recording
 
 
 class SpatialToken(nn.Module):

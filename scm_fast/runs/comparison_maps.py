@@ -41,7 +41,7 @@ class Viewer:
             return torch.tensor([[subject.label]], device=logits.device)
 
         _, maps = predictor(predictor.preprocessing.normalize(pixels), choose)
-        return locate(maps[0, 0].float().cpu().numpy(), self.threshold, subject.image.size)
+        return locate(maps[0, 0].cpu().numpy(), self.threshold, subject.image.size)
 
 
 def comparison_maps(

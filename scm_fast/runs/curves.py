@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -67,12 +68,7 @@ def accuracy_figure(run: Run) -> Figure:
     figure, axes = epochs_figure(run)
     shown = [name for name in ACCURACIES if any(name in row for row in run.epochs)]
     for name in shown:
-        axes.plot(
-            numbers(run),
-            run.column(name),
-            marker=".",
-            label=f"{METRIC_NAMES[name]}, {run.config.validation_name}",
-        )
+        axes.plot(*known(run, name), marker=".", label=f"{METRIC_NAMES[name]}, {run.config.validation_name}")
     axes.plot(numbers(run), run.column("train_top1"), "--", color="grey", label="Top-1 in training")
     if run.best_epoch is not None:
         metric = METRIC_NAMES[run.chosen_metric]
@@ -85,13 +81,11 @@ def accuracy_figure(run: Run) -> Figure:
 
 def threshold_figure(run: Run) -> Figure:
     figure, axes = epochs_figure(run)
-    rules = dict.fromkeys(row.get("threshold_rule") for row in run.epochs)
-    for rule in rules:
-        values = [
-            v if row.get("threshold_rule") == rule else np.nan
-            for v, row in zip(run.column("threshold"), run.epochs, strict=True)
-        ]
-        axes.plot(numbers(run), values, marker=".", label=rule)
+    epochs, thresholds = known(run, "threshold")
+    names = [row.get("threshold_rule") for row in run.epochs if row.get("threshold") is not None]
+    for rule in dict.fromkeys(names):
+        values = [value if name == rule else np.nan for value, name in zip(thresholds, names, strict=True)]
+        axes.plot(epochs, values, marker=".", label=rule)
     axes.set(ylabel=f"box threshold of {run.config.validation_name}")
     axes.legend(title="rule")
     return figure
@@ -129,6 +123,16 @@ def count_epochs(axes: Axes) -> None:
 def numbers(run: Run) -> Sequence[float]:
     """Epochs done when each row of the log was written."""
     return [(row["epoch"] or 0) + 1 for row in run.epochs]
+
+
+def known(run: Run, name: str) -> tuple[list[float], list[float]]:
+    """Epochs done and values of a column where there are some: not every epoch is validated."""
+    points = [
+        (number, value)
+        for number, value in zip(numbers(run), run.column(name), strict=True)
+        if not math.isnan(value)
+    ]
+    return [number for number, _ in points], [value for _, value in points]
 
 
 def run_title(run: Run) -> str:

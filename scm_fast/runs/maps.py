@@ -109,7 +109,7 @@ def compute_maps(
     for subject in subjects:
         pixels = preprocessing.prepare(subject.image).unsqueeze(0).to(device)
         localization = model(preprocessing.normalize(pixels))
-        score, best = localization.logits.softmax(1).max(1)
+        score, best = localization.top(1)
         label = int(best) if subject.label is None else subject.label
         semantic, attention = [], [localization.attention]
         if localization.semantic is not None:
@@ -119,15 +119,15 @@ def compute_maps(
                 semantic += trace.semantic
                 attention += trace.attention
         activation = localization.activation_map(torch.tensor([label], device=device))[0]
-        located = locate(activation.float().cpu().numpy(), threshold, subject.image.size)
+        located = locate(activation.cpu().numpy(), threshold, subject.image.size)
         results.append(
             BlockMaps(
                 subject,
                 label,
                 int(best),
                 float(score),
-                [maps[0, label].float().cpu().numpy() for maps in semantic],
-                [maps[0].float().cpu().numpy() for maps in attention],
+                [maps[0, label].cpu().numpy() for maps in semantic],
+                [maps[0].cpu().numpy() for maps in attention],
                 located.scores,
                 located.box,
             )

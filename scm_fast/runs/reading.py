@@ -40,15 +40,19 @@ class Run:
 
     @property
     def best_epoch(self) -> Row | None:
-        """The log of the epoch whose model was kept, the first of equals."""
-        if not self.epochs:
+        """The log of the epoch whose model was kept, the first of equals; None if none was validated yet."""
+        if not self._validated:
             return None
-        return max(self.epochs, key=lambda row: _value(row, self.chosen_metric))
+        return max(self._validated, key=lambda row: _value(row, self.chosen_metric))
 
     @property
     def kept_model(self) -> Path:
         """The folder of the best model, or of the newest if none was validated yet."""
-        return self.path / (f"best_{self.chosen_metric}" if self.epochs else "last")
+        return self.path / (f"best_{self.chosen_metric}" if self._validated else "last")
+
+    @property
+    def _validated(self) -> list[Row]:
+        return [row for row in self.epochs if row.get(self.chosen_metric) is not None]
 
     def column(self, name: str) -> list[float]:
         """A column of log.csv, with NaN for what was not known."""

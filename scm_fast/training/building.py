@@ -1,4 +1,4 @@
-"""What a configuration stands for: model, loader and precision."""
+"""What a configuration stands for: model and loader."""
 
 from __future__ import annotations
 
@@ -9,19 +9,10 @@ from typing import Any
 import torch
 
 from ..data import DecodedCache, LocalizationDataset, TrainLoader, build_train_loader, published_preprocessing
-from ..devices import AMP_DTYPES
 from ..models import LocalizationModel, create_model
 from ..models.backbones import any_size_options, check_whole_patches
 from ..models.layers import freeze_blocks
 from .config import TrainConfig
-
-
-def amp_dtype(name: str, device: torch.device) -> torch.dtype | None:
-    if name == "auto":
-        if device.type != "cuda":
-            return None
-        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
-    return AMP_DTYPES[name]
 
 
 def build_model(
@@ -53,6 +44,7 @@ def build_model(
         backbone_options=options,
         method_options=config.method_options if method_options is None else method_options,
         calibration=calibration,
+        empty_classes=config.empty_classes,
     )
     if config.small_size is not None:
         check_whole_patches(model.backbone, "small_size is", config.small_size, config.small_size)

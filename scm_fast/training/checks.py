@@ -7,12 +7,12 @@ import logging
 import torch
 
 from .. import distributed
-from ..backends import resolve_backend
 from ..data import DataSource
 from ..data.order import check_global_batch
 from .building import build_model
 from .config import TrainConfig, batch_for
 from .logs import check_tensorboard
+from .machine import calibration_backend
 from .run_folder import RunFolder
 
 logger = logging.getLogger("scm_fast")
@@ -30,7 +30,7 @@ def check_run(config: TrainConfig, source: DataSource, device: torch.device) -> 
     if config.tensorboard:
         check_tensorboard()
     if config.calibrates:
-        resolve_backend(config.calibration.get("backend", config.backend), device)
+        calibration_backend(config, device)
     distributed.on_first(RunFolder(config.out).check, config, resumes(config))
     count = len(source.split(config.train_split))
     assert config.global_batch is not None

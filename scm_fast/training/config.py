@@ -26,7 +26,8 @@ NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 # Of a global batch that is chosen by the number of images.
-STEPS_PER_EPOCH, SMALLEST_BATCH, LARGEST_BATCH = 50, 8, 256
+STEPS_PER_EPOCH, SMALLEST_BATCH, LARGEST_BATCH = 100, 8, 256
+FEWEST_EPOCHS = 4  # that an image budget leaves
 
 # Optimiser and stochastic depth of the two presets; an option that is given wins. decay_all: the paper decays
 # every parameter, its published code neither vectors nor what `model.no_weight_decay()` names.
@@ -52,8 +53,8 @@ def option(
     compare: whether runs that differ in it are different experiments, and not repetitions of one.
     """
     metadata = {"help": help, "choices": choices, "resume": resume, "compare": compare}
-    if isinstance(default, dict):
-        return field(default_factory=lambda: dict(default), metadata=metadata)
+    if isinstance(default, (dict, list)):
+        return field(default_factory=lambda: type(default)(default), metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
@@ -76,6 +77,9 @@ class TrainConfig:
         None, "pseudo-boxes that stand in for those of val_split: a COCO json or wsolevaluation folder"
     )
     test_split: str = option("test", "split that is evaluated at the end", resume=True)
+    empty_classes: list[str] = option(
+        [], "classes of images that show no object, as [free]: predict gives them no box"
+    )
     skip_bad_images: bool = option(False, "leave out images that cannot be read instead of stopping")
     workers: Annotated[int, Field(ge=0)] | None = option(
         None, "decoding processes; null: by the cores", resume=True, compare=False
@@ -108,6 +112,10 @@ class TrainConfig:
 
     # Optimisation
     epochs: Count = option(30, "passes over the training split")
+    image_budget: Count | None = option(
+        None,
+        "images to train on over all epochs: with many images, fewer epochs, but at least 4; null: no bound",
+    )
     global_batch: Count | None = option(
         None, "images per optimiser step, over all processes; null: by how many there are, 8 to 256"
     )
@@ -156,6 +164,9 @@ class TrainConfig:
     grad_checkpointing: bool = option(False, "recompute activations: slower, less memory", resume=True)
 
     # Evaluation
+    validate_every: Count = option(
+        1, "epochs from one validation to the next; the last epoch always has one", resume=True
+    )
     protocol: str = option(
         "heldout", "who chooses the threshold; see docs/training.md", choices=choices.protocols
     )
@@ -239,11 +250,12 @@ class TrainConfig:
 
         return make_method(self.method, self.method_options).calibrates(self.calibration)
 
-    def with_batch(self, images: int) -> TrainConfig:
-        """With a global batch for so many training images, if none was given."""
-        if self.global_batch is not None:
-            return self
-        return dataclasses.replace(self, global_batch=batch_for(images))
+    def for_images(self, images: int) -> TrainConfig:
+        """Return it for so many training images: with a global batch, if none is given, and within the budget."""
+        epochs = self.epochs
+        if self.image_budget is not None:
+            epochs = min(epochs, max(FEWEST_EPOCHS, -(-self.image_budget // images)))
+        return dataclasses.replace(self, epochs=epochs, global_batch=self.global_batch or batch_for(images))
 
     def source(self) -> DataSource:
         """The data, none of it opened yet."""
@@ -268,7 +280,7 @@ class TrainConfig:
 
 
 def batch_for(images: int) -> int:
-    """The power of two that gives an epoch of so many images 50 optimiser steps or more, within 8 and 256; no more
+    """The power of two that gives an epoch of so many images 100 optimiser steps or more, within 8 and 256; no more
     than there are images."""
     fitting = 2 ** max(0, (images // STEPS_PER_EPOCH).bit_length() - 1)
     return max(1, min(images, max(SMALLEST_BATCH, min(LARGEST_BATCH, fitting))))

@@ -14,9 +14,10 @@ import torch
 
 from .. import distributed
 from ..data import DataSource
+from ..devices import amp_dtype
 from ..errors import InputError
 from ..evaluation import Predictor, evaluate
-from .building import amp_dtype, build_model
+from .building import build_model
 from .config import TrainConfig, make_config
 from .run_folder import RunFolder
 from .validation import evaluate_kept_model, validation_settings

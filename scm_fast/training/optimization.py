@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -36,7 +37,25 @@ def build_optimizer(model: LocalizationModel, config: TrainConfig) -> AdamW:
             for rate, decays in order
         ],
         betas=config.betas,
+        # One kernel for all parameters, which can leave a step out without the CPU knowing; see `step_unless`.
+        fused=next(model.parameters()).is_cuda,
     )
+
+
+def step_unless(bad: Tensor, optimizer: AdamW) -> None:
+    """Step, or where `bad` () is true change nothing. A GPU that decides this is not waited for."""
+    if optimizer.param_groups[0]["fused"]:
+        optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
+    elif bad:
+        optimizer.zero_grad()  # what has no gradient is left as it is
+    optimizer.step()
+
+
+def load_optimizer(optimizer: AdamW, state: dict[str, Any]) -> None:
+    """Load what `state_dict` gave, maybe on another device: how a step is computed is left as it is."""
+    fused = optimizer.param_groups[0]["fused"]
+    groups = [{**group, "fused": fused} for group in state["param_groups"]]
+    optimizer.load_state_dict({**state, "param_groups": groups})
 
 
 def _rates(model: LocalizationModel, config: TrainConfig) -> dict[str, float]:

@@ -31,7 +31,7 @@ PARTS = {
     "backbone": "model",
     "epochs": "optimisation",
     "device": "machine",
-    "protocol": "evaluation",
+    "validate_every": "evaluation",
     "out": "run folder",
 }
 
@@ -133,7 +133,11 @@ def config_from_options(options: argparse.Namespace) -> TrainConfig:
     check_kinds(given, "command line")
     own = make_config(values, str(recipe))  # first, so that an error names the file
     if given.get("method", own.method) != own.method:
+        from ..models.methods import get_method
+
         values.pop("method_options", None)  # they are of the recipe's method
+        if not get_method(given["method"])().calibrates({}):
+            values.pop("calibration", None)
     return make_config(values | given, "command line")
 
 

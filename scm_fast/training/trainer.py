@@ -8,7 +8,7 @@ import logging
 import math
 import signal
 import time
-from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,22 +20,26 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .. import distributed
 from ..data import Batch, DataSource
+from ..devices import amp_dtype
 from ..errors import InputError
 from ..evaluation import Predictor, Result, SplitMetrics, evaluate
 from ..evaluation.classes import match_classes
+from ..evaluation.emptiness import confidence_percentiles
+from ..evaluation.extraction import kept_workers
 from ..models import LocalizationModel
 from ..models.weights import load_strictly
 from ..progress import tqdm
 from ..threshold import threshold_from_json
 from .average import WeightAverage
-from .building import amp_dtype, build_loader, build_model
+from .building import build_loader, build_model
 from .checks import check_run, resumes
 from .config import TrainConfig
 from .logs import RunLogs
 from .meter import Meter
 from .object_share import measured_options
-from .optimization import build_optimizer, build_scheduler
+from .optimization import build_optimizer, build_scheduler, load_optimizer, step_unless
 from .run_folder import RunFolder
+from .step_reports import StepReport, StepReports
 from .stopping import Diverged, Interrupted, StopSignal
 from .validation import validation_settings
 
@@ -60,7 +64,7 @@ class Trainer:
         start_from: Path | None = None,
     ) -> None:
         self.source = source or config.source()
-        self.config = config = config.with_batch(len(self.source.split(config.train_split)))
+        self.config = config = config.for_images(len(self.source.split(config.train_split)))
         self.device = device
         assert config.out is not None
         self.folder = RunFolder(config.out)
@@ -83,8 +87,12 @@ class Trainer:
         self.scheduler = build_scheduler(self.optimizer, config, self.loader.steps)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.amp is torch.float16)
         self.stop = StopSignal()
+        self.reports = StepReports(device)
+        self._asked_to_stop = False  # one of the processes was
+        self._read_at = 0.0  # when the last report was read
         self.step = 0  # optimiser steps of the whole run
-        self.validated = 0  # epochs whose model was validated
+        self.validated = 0  # epochs whose model was validated, or passed over as `validate_every` says
+        self.loss: float | None = None  # of the newest step of the epoch that is known
         self.best: dict[str, float] = {}  # by metric
         self.validations: dict[
             str, SplitMetrics
@@ -134,7 +142,7 @@ class Trainer:
         load_strictly(self.model, state["model"], str(self.folder.checkpoint_file))
         if self.average is not None:
             load_strictly(self.average.model, state["average"], str(self.folder.checkpoint_file))
-        self.optimizer.load_state_dict(state["optimizer"])
+        load_optimizer(self.optimizer, state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
         if state["scaler"]:  # of a run without fp16 there is none
             self.scaler.load_state_dict(state["scaler"])
@@ -142,6 +150,7 @@ class Trainer:
         self.step, self.validated, self.best = state["step"], state["validated"], state["best"]
         self.meter = Meter(**state["meter"])
         self.kept.config.threshold = threshold_from_json(state["threshold"])
+        self.kept.config.confidences = state["confidences"]
         if len(state["random"]) == distributed.world_size():  # on another number of them, they start anew
             random = state["random"][distributed.rank()]
             torch.set_rng_state(random["cpu"])
@@ -151,7 +160,9 @@ class Trainer:
             logger.warning("resumed %s after step %d", self.folder.path, self.step)
 
     def save(self) -> None:
-        """Write a checkpoint; all processes call it together."""
+        """Write a checkpoint; all processes call it together. Raises Diverged for a step that was."""
+        for report in self.reports.all():
+            self._note(report)
         random = {"cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
             random["cuda"] = torch.cuda.get_rng_state(self.device)
@@ -169,6 +180,7 @@ class Trainer:
             "best": self.best,
             "meter": asdict(self.meter),
             "threshold": asdict(threshold) if threshold else None,
+            "confidences": self.kept.config.confidences,
         }
         self.logs.flush()
         distributed.on_first(self.folder.save_checkpoint, state, self.kept)
@@ -177,14 +189,15 @@ class Trainer:
 
     def fit(self) -> None:
         """Train and validate the epochs that are left. Raises Interrupted and Diverged."""
-        with contextlib.closing(self.logs), self.stop:
+        with kept_workers(), contextlib.closing(self.logs), self.stop:
             while True:
-                if self.validated < self.loader.epoch:  # also if the run was stopped in the validation
-                    self.validate_epoch()
+                if (
+                    self.validated < self.loader.epoch
+                ):  # also if the run was stopped before or in the validation
+                    self._end_epoch()
                 if self.loader.epoch == self.config.epochs:
                     return
                 self.train_epoch()
-                self.save()
 
     def train_epoch(self) -> None:
         """What is left of an epoch."""
@@ -192,6 +205,7 @@ class Trainer:
         self.model.train()
         if self.loader.step == 0:
             self.meter = Meter()
+        self.loss = None
         batch_images = self.global_batch
         with tqdm(
             desc=f"epoch {epoch + 1}/{self.config.epochs}",
@@ -201,18 +215,19 @@ class Trainer:
             disable=None if distributed.is_first() else True,
             leave=False,
         ) as progress:
-            begin, sums, indices = time.perf_counter(), Counter[str](), []
+            begin, sums, indices = time.perf_counter(), dict[str, torch.Tensor](), list[int]()
             for batch in self.loader:
-                sums.update(self._forward_backward(batch))  # adds up
+                for name, value in self._forward_backward(batch).items():
+                    sums[name] = sums[name] + value if name in sums else value
                 indices += batch.indices.tolist()
                 if not batch.ends_step:
                     continue
-                loss = self._optimizer_step(
-                    {name: float(value) for name, value in sums.items()}, indices, begin
-                )
-                begin, sums, indices = time.perf_counter(), Counter(), []
-                progress.set_postfix(loss=f"{loss:.3f}", run_left=self._time_left(), refresh=False)
+                self._optimizer_step(sums, indices, begin)
+                begin, sums, indices = time.perf_counter(), {}, []
+                if self.loss is not None:
+                    progress.set_postfix(loss=f"{self.loss:.3f}", run_left=self._time_left(), refresh=False)
                 progress.update(batch_images)
+        self._catch_up(self.reports.all())
 
     def _distributed(self) -> nn.Module:
         """The model, with DistributedDataParallel around it if there are several processes."""
@@ -250,42 +265,63 @@ class Trainer:
             return images
         return F.interpolate(images, (size, size), mode="bilinear", antialias=True)
 
-    def _optimizer_step(self, sums: dict[str, float], indices: list[int], begin: float) -> float:
-        """Step, log, checkpoint, and stop if asked to. Gives the loss of the global batch."""
-        *values, stopping = distributed.sum_over_processes(*sums.values(), self.stop.number > 0)
-        sums = dict(zip(sums, values, strict=True))
-        losses = {name: value / self.global_batch for name, value in sums.items() if name != "right"}
-        loss = losses["loss"]
-        if not math.isfinite(loss):
-            self._fail(f"the loss is {loss}", indices)
+    def _optimizer_step(self, sums: Mapping[str, torch.Tensor], indices: list[int], begin: float) -> None:
+        """Queue the step, read what is known of those before it, checkpoint, and stop if asked to.
+
+        A step whose loss or gradient is not finite changes nothing, which is decided where the figures are: on
+        the device.
+        """
+        names, figures = tuple(sums), torch.stack([value.double() for value in sums.values()])
+        if distributed.world_size() > 1:
+            asked = figures.new_full((1,), float(self.stop.number > 0))
+            names, figures = (*names, "asked_to_stop"), torch.cat([figures, asked])
+            distributed.sum_over_processes(figures)
         self.scaler.unscale_(self.optimizer)
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        if not self.scaler.is_enabled() and not norm.isfinite():
-            self._fail(f"the norm of the gradient is {norm.item()}", indices)
+        names, figures = (*names, "gradient_norm"), torch.cat([figures, norm.double().view(1)])
         if self.config.clip_grad is not None:
             nn.utils.clip_grads_with_norm_(parameters, self.config.clip_grad, norm)
-        rate = self.scheduler.get_last_lr()[0]
-        self.scaler.step(self.optimizer)  # leaves out a step whose fp16 gradients overflowed
-        self.scaler.update()
+        rate = float(self.scheduler.get_last_lr()[0])
+        step_unless(figures.isfinite().all().logical_not(), self.optimizer)
+        self.scaler.update()  # lowers fp16's scale if the gradients overflowed
         self.scheduler.step()
         self.optimizer.zero_grad(set_to_none=True)
-
-        self.meter.add(sums, self.global_batch, time.perf_counter() - begin)
-        if distributed.is_first():
-            epoch = self.loader.epoch
-            self.logs.add_step(
-                {"step": self.step, "epoch": epoch, **losses, "lr": rate, "gradient_norm": norm.item()}
-            )
+        self.reports.add(StepReport(self.step, self.loader.epoch, rate, indices, begin, names, figures))
         self.step += 1
         if self.average is not None:
             self.average.update(self.model, self.step)
-        if stopping:
+        self._catch_up(self.reports.ready())
+        # The checkpoint of an epoch's last step is written when it has been validated.
+        if self.step % self.config.checkpoint_steps == 0 and self.loader.step < self.loader.steps:
+            self.save()
+
+    def _catch_up(self, reports: Iterable[StepReport]) -> None:
+        """Note what is known of some steps, and stop if one of the processes was asked to."""
+        for report in reports:
+            self._note(report)
+        if self._asked_to_stop:
             self.save()
             self._interrupt()
-        if self.step % self.config.checkpoint_steps == 0:
-            self.save()
-        return loss
+
+    def _note(self, report: StepReport) -> None:
+        """Log a step; raises Diverged if it was none."""
+        sums = report.figures()
+        norm, asked = sums.pop("gradient_norm"), sums.pop("asked_to_stop", self.stop.number)
+        losses = {name: value / self.global_batch for name, value in sums.items() if name != "right"}
+        self.loss = losses["loss"]
+        if not math.isfinite(self.loss):
+            self._fail(f"the loss is {self.loss}", report)
+        if not self.scaler.is_enabled() and not math.isfinite(norm):
+            self._fail(f"the norm of the gradient is {norm}", report)
+        self._asked_to_stop |= asked > 0
+        # Steps overlap on a GPU: the time of one ends when it is known, and begins where the last one's ended.
+        now = time.perf_counter()
+        self.meter.add(sums, self.global_batch, now - max(report.begin, self._read_at))
+        self._read_at = now
+        if distributed.is_first():
+            row = {"step": report.step, "epoch": report.epoch, **losses}
+            self.logs.add_step({**row, "lr": report.rate, "gradient_norm": norm})
 
     def _interrupt(self) -> None:
         number = max(distributed.gather(self.stop.number))
@@ -295,18 +331,28 @@ class Trainer:
             number,
         )
 
-    def _fail(self, what: str, indices: list[int]) -> None:
-        records = [self.dataset.records[index] for index in indices]
+    def _fail(self, what: str, report: StepReport) -> None:
+        records = [self.dataset.records[index] for index in report.indices]
         names = [str(record.path or record.id) for record in records]
         everyone = [name for part in distributed.gather(names) for name in part]
         shown = "\n  ".join(everyone[:64]) + ("\n  ..." if len(everyone) > 64 else "")
         good = self.folder.checkpoint_file if self.folder.has_checkpoint else "none yet"
         raise Diverged(
-            f"{what} at step {self.step} (epoch {self.loader.epoch}); the weights were not changed by it.\n"
+            f"{what} at step {report.step} (epoch {report.epoch}); the weights were not changed by it.\n"
             f"last good checkpoint: {good}\nimages of the step:\n  {shown}"
         )
 
-    # Validation
+    # The end of an epoch
+
+    def _end_epoch(self) -> None:
+        """Validate the model where it is the epoch's turn, log the epoch, and write its one checkpoint."""
+        epoch = self.loader.epoch
+        if epoch % self.config.validate_every == 0 or epoch == self.config.epochs:
+            self.validate_epoch()
+        else:
+            self._finish_epoch(None)
+        if any(distributed.gather(self.stop.number > 0)):
+            self._interrupt()
 
     def validate_epoch(self) -> Result:
         """The figures of the model of the epoch that was trained last; it is kept if it is the best."""
@@ -317,49 +363,72 @@ class Trainer:
         done = evaluate(predictor, self.source, validation_settings(self.config))
         result = done.result
         self.kept.config.threshold = result.threshold
-        if distributed.is_first():
-            self._log_epoch(result)
+        self.kept.config.confidences = confidence_percentiles(done.metrics.table.confidence)
         for metric in dict.fromkeys((self.config.best_metric, "top1_cls")):
             if metric in result.metrics and result.metrics[metric].value > self.best.get(metric, -1.0):
                 self.best[metric] = result.metrics[metric].value
                 self.validations[metric] = done.metrics
                 distributed.on_first(self.folder.save_model, self.kept, f"best_{metric}")
-        self.validated = self.loader.epoch
-        self.save()
-        if any(distributed.gather(self.stop.number > 0)):
-            self._interrupt()
+        self._finish_epoch(result)
         return result
 
-    def _log_epoch(self, result: Result) -> None:
-        values = {name: metric.value for name, metric in result.metrics.items()}
+    def _finish_epoch(self, result: Result | None) -> None:
+        if distributed.is_first():
+            self._log_epoch(result)
+        self.validated = self.loader.epoch
+        self.save()
+
+    def _log_epoch(self, result: Result | None) -> None:
+        """Write the epoch's row and print its line; without a result, what the training alone tells."""
         row: dict[str, Any] = {
-            "epoch": self.validated,
+            "epoch": self.loader.epoch - 1,
             "steps": self.step,
             "lr": self.scheduler.get_last_lr()[0],
             **self.meter.figures(),
-            "threshold": result.threshold.value if result.threshold else None,
-            "threshold_rule": result.threshold.rule if result.threshold else None,
-            **values,
+            **self._validation_row(result),
         }
-        if self.config.val_boxes:
-            row["pseudo_boxes"] = int(self.source.validation(self.config.val_split).records.box_counts.sum())
         calibration = self.kept.calibration
         for name in () if calibration is None else ("lam", "beta"):
             for block, value in enumerate(getattr(calibration, name).tolist(), 1):
                 row[f"{name}_{block}"] = value
         self.logs.add_epoch(row)
-        found = f", GT-Known {values['gt_known']:.1f} %" if "gt_known" in values else ""
-        if found and self.config.val_boxes:
-            found += f" on {row['pseudo_boxes']} pseudo-boxes of {self.config.val_boxes}"
-        if result.threshold:
-            how = " without boxes" if result.protocol == "unboxed" else ""
-            found += f", threshold {result.threshold}{how}"
         print(
-            f"epoch {self.validated + 1}/{self.config.epochs}: loss {row['train_loss']:.3f}, "
-            f"{self.config.val_split} top-1 {values['top1_cls']:.1f} %{found}, "
-            f"{row['images_per_second']:.0f} images/s, {self._time_left()} left",
+            f"epoch {self.loader.epoch}/{self.config.epochs}: loss {row['train_loss']:.3f}, "
+            f"{self._in_words(result)}{row['images_per_second']:.0f} images/s, {self._time_left()} left",
             flush=True,
         )
+
+    def _validation_row(self, result: Result | None) -> dict[str, Any]:
+        if result is None:
+            return {}
+        threshold = result.threshold
+        row: dict[str, Any] = {
+            "threshold": threshold.value if threshold else None,
+            "threshold_rule": threshold.rule if threshold else None,
+            **{name: metric.value for name, metric in result.metrics.items()},
+        }
+        if self.config.val_boxes:
+            row["pseudo_boxes"] = self._pseudo_boxes()
+        return row
+
+    def _in_words(self, result: Result | None) -> str:
+        """What an epoch's line says of the validation."""
+        if result is None:
+            return ""
+        metrics = result.metrics
+        found = f"{self.config.val_split} top-1 {metrics['top1_cls'].value:.1f} %, "
+        if "gt_known" in metrics:
+            found += f"GT-Known {metrics['gt_known'].value:.1f} %"
+            if self.config.val_boxes:
+                found += f" on {self._pseudo_boxes()} pseudo-boxes of {self.config.val_boxes}"
+            found += ", "
+        if result.threshold:
+            how = " without boxes" if result.protocol == "unboxed" else ""
+            found += f"threshold {result.threshold}{how}, "
+        return found
+
+    def _pseudo_boxes(self) -> int:
+        return int(self.source.validation(self.config.val_split).records.box_counts.sum())
 
     def _time_left(self) -> str:
         """Of the training steps of the whole run, at the speed of this epoch."""

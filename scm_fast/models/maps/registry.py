@@ -14,6 +14,7 @@ from ...errors import InputError
 from ..architectures import architecture_of
 from ..cls_attention import AttentionLayer, measure_layers
 from ..localization_model import Localization, LocalizationModel
+from ..precision import single
 
 # The maps (B, k, H, W) of classes (B, k).
 Maps: TypeAlias = Callable[[Tensor], Tensor]
@@ -104,10 +105,11 @@ def look(map: Map, model: LocalizationModel, images: Tensor) -> tuple[Localizati
 
     def maps(classes: Tensor) -> Tensor:
         if not map.by_class:
-            one = map.compute(found)
+            one = single(map.compute(found))
             return one.unsqueeze(1).expand(-1, classes.shape[1], -1, -1)
         with torch.enable_grad():
             scores = found.logits.gather(1, classes)
-            return torch.stack([map.compute(found, score).detach() for score in scores.unbind(1)], dim=1)
+            found_maps = [single(map.compute(found, score).detach()) for score in scores.unbind(1)]
+            return torch.stack(found_maps, dim=1)
 
     return Localization(*(None if part is None else part.detach() for part in localization)), maps  # type: ignore[arg-type]

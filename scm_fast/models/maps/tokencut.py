@@ -23,6 +23,7 @@ def tokencut(found: Pass) -> Tensor:
     E is 1 for similar keys and FAINT for others, D its row sums.
     """
     layer = found.layers[-1]
+    dtype = torch.promote_types(layer.k.dtype, torch.float32)
     keys = layer.k.transpose(1, 2).flatten(2)[:, found.patches].double()
     keys = F.normalize(keys - keys.mean(1, keepdim=True), dim=-1)
     weights = torch.where(keys @ keys.mT > SIMILAR, 1.0, FAINT).double()
@@ -31,4 +32,4 @@ def tokencut(found: Pass) -> Tensor:
     _, vectors = torch.linalg.eigh(identity - root.unsqueeze(-1) * weights * root.unsqueeze(-2))
     second = root * vectors[..., 1]
     largest = second.gather(1, second.abs().argmax(1, keepdim=True))
-    return (second * largest.sign()).unflatten(-1, found.grid).to(layer.k.dtype)
+    return (second * largest.sign()).unflatten(-1, found.grid).to(dtype)

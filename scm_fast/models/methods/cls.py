@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import nn
 
 from ..architectures import Features
 from ..localization_model import Localization, LocalizationModel, Method, TrainingOutput
+from ..precision import in_single
 from .registry import register
 
 
@@ -13,8 +14,12 @@ from .registry import register
 class Cls(Method):
     name = "cls"
     title = "classifier"
-    has_semantic = False
+    plain_factors = False
     keeps_classifier = True
+
+    @property
+    def has_semantic(self) -> bool:
+        return False
 
     def parts(self, embed_dim: int, num_classes: int, preset: str) -> dict[str, nn.Module]:
         head = nn.Linear(embed_dim, num_classes)
@@ -27,5 +32,5 @@ class Cls(Method):
 
     def localize(self, model: LocalizationModel, features: Features) -> Localization:
         assert features.attention is not None
-        logits: Tensor = model.head(features.cls)
+        logits = in_single(model.head, features.cls)
         return Localization(logits, features.attention, None, features.patches)

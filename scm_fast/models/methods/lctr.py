@@ -28,6 +28,7 @@ from ..localization_model import (
     semantic_head,
 )
 from ..maps.attention import relational_row
+from ..precision import in_single
 from .registry import register
 
 EXPERTS = 4
@@ -118,7 +119,7 @@ class Lctr(Method):
     def localize(self, model: LocalizationModel, features: Features) -> Localization:
         assert features.own_map is not None
         mixture = model.head.mixture(features.patches, features.attention)
-        logits = model.head.logits(features.patches, mixture)
+        logits = in_single(model.head.logits, features.patches, mixture)
         semantic = model.head(features.patches, mixture).relu()
         return Localization(logits, features.own_map, semantic, features.patches)
 

@@ -3,8 +3,13 @@
     loss = cross-entropy + |mean(M) - area| + mean(G (1 - G)),   G = smooth(M)
 
 M (B, H, W) is the mean over the last three blocks of the token's mask on the patches. The first term asks for a
-mask of a given share of the image, the second for one that is 0 or 1. The map is M, or the product of the three
-masks: what all of them let through.
+mask of a given share of the image, the second for one that is 0 or 1. The map is M, the product of the three
+masks, which is what all of them let through, or
+
+    sqrt(M * F0 * max(S0[class], 0))
+
+which is SCM's own map within the mask: the mask is nearly binary and knows the outline, F0 * S0 is graded and
+says how much of the mask is the object, whatever the area was.
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ from ...errors import InputError
 from ...threshold import Threshold
 from .. import backbones
 from ..architectures import Backbone, Features, architecture_of
-from ..cls_attention import record
+from ..cls_attention import MASKS, record
 from ..localization_model import (
     Localization,
     LocalizationModel,
@@ -33,7 +38,8 @@ from ..localization_model import (
     TrainingOutput,
     semantic_head,
 )
-from ..spatial_token import MASKS, SpatialToken, mask_attention
+from ..precision import single
+from ..spatial_token import SpatialToken, mask_attention
 from .registry import register
 from .tscam import backbone_and_head
 
@@ -45,21 +51,29 @@ NAMES = {"loc_token": "spatial_token.token", "loc_embed": "spatial_token.positio
 class Sat(Method):
     """area: the share of the image that an object takes, 0.25 for CUB and 0.35 for ILSVRC in the paper. With
         `measured`, training measures it before its first step, on the attention of the pretrained network.
-    fusion: what the blocks' masks make the map by; training has their mean in either case.
+    fusion: how the map is made: `mean` or `product` of the blocks' masks, or `coupled`, the mean with F0 * S0.
+        Training does not depend on it.
     start: what the spatial token is at first: random numbers, as in the paper, or the CLS token, which a pretrained
         network lets attend to the object. The learnt token is then added to the CLS token, for good.
     """
 
     name = "sat"
     title = "SAT"
-    row_in_evaluation = False
-    has_semantic = False
+    plain_factors = False
 
     threshold = Threshold(1.0, "between")  # Otsu's: a mask has two levels
 
     area: Annotated[float, Field(gt=0, lt=1)] | Literal["measured"] = 0.25
-    fusion: Literal["mean", "product"] = "mean"
+    fusion: Literal["mean", "product", "coupled"] = "mean"
     start: Literal["random", "cls"] = "random"
+
+    @property
+    def row_in_evaluation(self) -> bool:
+        return self.fusion == "coupled"
+
+    @property
+    def has_semantic(self) -> bool:
+        return self.fusion == "coupled"
 
     def measured_options(self, object_share: Callable[[], float]) -> dict[str, Any]:
         return {"area": round(object_share(), 2)} if self.area == "measured" else {}
@@ -120,8 +134,13 @@ class Sat(Method):
 
     def localize(self, model: LocalizationModel, features: Features) -> Localization:
         assert features.own_map is not None
-        logits = model.head(features.patches).mean((2, 3))
-        return Localization(logits, features.own_map, None, features.patches)
+        semantic = single(model.head(features.patches))
+        logits = semantic.mean((2, 3))
+        if self.fusion != "coupled":
+            return Localization(logits, features.own_map, None, features.patches)
+        assert features.attention is not None
+        shared = (single(features.own_map) * single(features.attention)).sqrt()
+        return Localization(logits, shared, semantic.clamp(min=0).sqrt(), features.patches)
 
     def published(self, state: dict[str, Tensor]) -> Published | None:
         if "loc_token" not in state:
@@ -132,11 +151,28 @@ class Sat(Method):
         return Published({}, backbone_and_head(network) | token)
 
 
-def smoothing_kernel(like: Tensor) -> Tensor:
-    """(1, 1, 3, 3): nearly a delta. Differences of the normal distribution at four points, as the authors' code."""
+def _smoothing_weights(dtype: torch.dtype) -> tuple[float, float, float]:
+    """Corner, side and centre of the smoothing kernel, to the bits of a computation in `dtype`.
+
+    Nearly a delta. Differences of the normal distribution at four points, as the authors' code.
+    """
     end = 6 + 13 / 6
     points = [end * (2 * i / 3 - 1) for i in range(4)]
     cdf = [(1 + math.erf(x / math.sqrt(2))) / 2 for x in points]
-    d = torch.tensor([b - a for a, b in itertools.pairwise(cdf)], dtype=like.dtype, device=like.device)
+    d = torch.tensor([b - a for a, b in itertools.pairwise(cdf)], dtype=dtype)
     kernel = torch.outer(d, d).sqrt()
-    return (kernel / kernel.sum()).expand(1, 1, 3, 3)
+    kernel /= kernel.sum()
+    return float(kernel[0, 0]), float(kernel[0, 1]), float(kernel[1, 1])
+
+
+SMOOTHING = {dtype: _smoothing_weights(dtype) for dtype in (torch.float32, torch.float64)}
+
+
+def smoothing_kernel(like: Tensor) -> Tensor:
+    """(1, 1, 3, 3), written where it is used: copying it to a GPU would wait for what is computed there."""
+    corner, side, centre = SMOOTHING[like.dtype]
+    kernel = like.new_full((1, 1, 3, 3), corner)
+    kernel[:, :, 1] = side
+    kernel[:, :, :, 1] = side
+    kernel[:, :, 1, 1] = centre
+    return kernel

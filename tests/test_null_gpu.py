@@ -1,0 +1,215 @@
+"""Every line that a GPU takes, on a GPU that computes nothing: see null_gpu/. The CPU computes the values."""
+
+import csv
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from data_folders import write_cub
+from null_gpu import build
+from training_runs import CONFIG
+
+from scm_fast import create_model, save_model
+from scm_fast.cli import main
+from scm_fast.models.maps import map_names
+
+pytestmark = pytest.mark.skipif(bool(build.why_not()), reason=build.why_not())
+
+
+# Budgets: what a change may not exceed. Waits of the host for the device in a step of the optimiser, by training.
+MOST_WAITS_OF_A_STEP = {
+    "cls": 6,
+    "tscam": 6,
+    "lctr": 6,
+    "sat": 13,
+    "scm": 8,
+    "scm, fp16": 6,
+    "scm, official": 6,
+}
+MOST_WAITS_OF_AN_EPOCH = 0  # beyond those of its steps
+MOST_WAITS_OF_A_FORWARD_PASS = {"tscam": 0, "scm": 0, "lctr": 0, "sat": 1}
+MOST_LAUNCHES_A_LAYER = 2  # of SCM beyond TS-CAM, forward and backward together
+MOST_LAUNCHES_BESIDE = 8  # and apart from the layers: the module, and the mean over the layers
+MOST_HOST_MICROSECONDS = 4000  # of the module, forward and backward; about 900 on a quiet core
+MOST_FORKS_OF_A_VALIDATION = 2
+
+
+def start(program: str, *arguments: str, gpus: int = 1, **variables: str) -> subprocess.Popen:
+    environment = {**build.environment(gpus), "OMP_NUM_THREADS": "1", **variables}
+    command = [sys.executable, "-m", f"null_gpu.{program}", *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env=environment, cwd=Path(__file__).parent, **pipes)
+
+
+def result_of(process: subprocess.Popen) -> Any:
+    """What a program of null_gpu/ prints at last, as JSON."""
+    output, errors = process.communicate()
+    assert process.returncode == 0, errors
+    return json.loads(output.splitlines()[-1])
+
+
+def run_on_gpu(program: str, *arguments: str) -> Any:
+    return result_of(start(program, *arguments))
+
+
+def test_launches_of_a_training_step():
+    """Counted in bfloat16; fused attention takes the place of its plain operations, as on a GPU."""
+    methods = ("tscam", "scm", "lctr", "sat")
+    found = run_on_gpu("steps", "deit_tiny_patch16_224", "2", *methods)
+    launches = {
+        method: sum(part["launches"] for part in found[method]["parts"].values()) for method in methods
+    }
+    print(launches)
+    layers = 12
+    beyond = launches["scm"] - launches["tscam"]
+    assert 0 < beyond <= MOST_LAUNCHES_A_LAYER * layers + MOST_LAUNCHES_BESIDE
+    kernels = found["scm"]["parts"]["forward"]["kernels"]
+    assert kernels["cls_row_forward_kernel"] == layers
+    assert kernels["edge_similarity_forward_kernel"] == 1
+    for method in methods:
+        waits = {part: sum(work["waits"].values()) for part, work in found[method]["parts"].items()}
+        assert waits["forward"] <= MOST_WAITS_OF_A_FORWARD_PASS[method], found[method]
+        assert waits["backward"] == waits["update"] == 0, found[method]
+
+
+def test_module_in_a_graph():
+    """Nothing of it waits, so that a graph takes it as it is; and it takes little of the host."""
+    found = run_on_gpu("module")
+    assert found["eager"]["triton"] == found["captured"]["triton"] == 6
+    assert "refused in a capture" not in found["captured"]
+    assert found["replayed"] == {"graph": 1}
+    assert found["host_microseconds"] <= MOST_HOST_MICROSECONDS
+
+
+def test_values_of_training_steps_are_those_of_the_cpu():
+    """Each operation is computed on the CPU over the same bytes: what is lost on the way would show."""
+    found = run_on_gpu("check_values", "cls", "lctr", "sat", "scm", "tscam")
+    for method, (on_cpu, on_gpu) in found.items():
+        assert on_gpu == pytest.approx(on_cpu, rel=1e-6), method
+
+
+# Of every method one epoch, with each option that touches a device in one of them.
+TRAININGS = {
+    "cls": {"method": "cls", "amp": "none", "device": "cuda:0", "workers": 1},
+    "tscam": {"method": "tscam", "amp": "bf16", "channels_last": True, "average": 0.9},
+    "lctr": {"method": "lctr", "amp": "bf16", "frozen_blocks": 1, "layer_decay": 0.7, "head_lr": 1e-3},
+    "sat": {"method": "sat", "amp": "bf16", "micro_batch": 3},
+    "scm": {"method": "scm", "amp": "bf16", "micro_batch": 3, "clip_grad": 1.0},
+    "scm, fp16": {"method": "scm", "amp": "fp16", "grad_checkpointing": True, "small_size": 24},
+    "scm, official": {"method": "scm", "preset": "official", "amp": "bf16"},
+}
+FIXED = CONFIG | {
+    "backbone_options": CONFIG["backbone_options"] | {"depth": 3},
+    "epochs": 1,
+    "device": "cuda",
+    "checkpoint_steps": 100,
+}
+
+
+@pytest.fixture(scope="session")
+def cub(tmp_path_factory) -> str:
+    return str(write_cub(tmp_path_factory.mktemp("data") / "CUB"))
+
+
+def written(path: Path, content: Any) -> str:
+    path.write_text(json.dumps(content))
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory, cub) -> dict:
+    """What null_gpu.train says of every training, by name."""
+    folder = tmp_path_factory.mktemp("null_gpu")
+    cases = {
+        name: FIXED | case | {"data": cub, "out": str(folder / name)} for name, case in TRAININGS.items()
+    }
+    return run_on_gpu("train", written(folder / "cases.json", cases))
+
+
+def losses(run: dict) -> list[float]:
+    return [float(row["loss"]) for row in csv.DictReader(run["log"])]
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_an_epoch_of_every_method(trained, name):
+    run = trained[name]
+    assert run["devices"] == ["cuda:0"]
+    assert run["steps"] == len(losses(run)) == 4
+    assert all(0 < loss < 10 for loss in losses(run)), losses(run)
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_waits_of_an_epoch(trained, name):
+    run = trained[name]
+    waits, most = run["waits"]["train_epoch"], MOST_WAITS_OF_A_STEP[name] * run["steps"]
+    assert 0 < sum(waits.values()) <= most + MOST_WAITS_OF_AN_EPOCH, waits
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_forks_of_a_validation(trained, name):
+    assert trained[name]["forks"]["validate_epoch"] <= MOST_FORKS_OF_A_VALIDATION
+
+
+def test_two_ranks(trained, tmp_path, cub):
+    """Each with a GPU of its own; the losses are those of one process."""
+    case = FIXED | TRAININGS["sat"] | {"data": cub, "out": str(tmp_path / "out"), "micro_batch": 64}
+    cases = written(tmp_path / "cases.json", {"sat": case})
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    both = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", **address}
+    ranks = [start("train", cases, gpus=2, RANK=str(rank), LOCAL_RANK=str(rank), **both) for rank in range(2)]
+    for rank, process in enumerate(ranks):
+        run = result_of(process)["sat"]
+        assert run["devices"] == [f"cuda:{rank}"]
+        assert run["collectives"]["ncclAllReduce"] >= run["steps"] == 4
+        assert losses(run) == pytest.approx(losses(trained["sat"]), rel=1e-2)  # in bfloat16
+
+
+def leaves(content: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """What a JSON file has, by its place."""
+    if not isinstance(content, dict | list):
+        yield path, content
+        return
+    for key, value in content.items() if isinstance(content, dict) else enumerate(content):
+        yield from leaves(value, f"{path}/{key}")
+
+
+def test_evaluation_with_every_map_and_predict(tmp_path, cub):
+    """The figures are those of the same commands on the CPU."""
+    torch.manual_seed(0)
+    options = {"depth": 3, "embed_dim": 48, "num_heads": 3}
+    model = create_model("deit_tiny_patch16_224", 3, "scm", image_size=32, backbone_options=options)
+    checkpoint = str(save_model(model, tmp_path / "model"))
+    ways = {name: ["--map", name] for name in map_names()}
+    ways |= {"own": [], "refined": ["--refine"], "mirrored": ["--mirror"], "trace": ["--strategy", "F0,4*S4"]}
+    common = ["--checkpoint", checkpoint, "--device"]
+    evaluate = ["--data", cub, "--protocol", "maxbox", "--workers", "0", "--amp", "none"]
+
+    def commands(device: str) -> list[list[str]]:
+        out = tmp_path / device
+        found = [
+            ["evaluate", *common, device, *evaluate, *way, "--out", str(out / name)]
+            for name, way in ways.items()
+        ]
+        images = str(Path(cub) / "images" / "001.Bird_0")
+        return [*found, ["predict", images, *common, device, "--out", str(out / "predict")]]
+
+    assert run_on_gpu("commands", written(tmp_path / "commands.json", commands("cuda"))) == [0] * (
+        len(ways) + 1
+    )
+    assert [main(command) for command in commands("cpu")] == [0] * (len(ways) + 1)
+
+    def values(device: str, name: str) -> dict:
+        file = "predictions.json" if name == "predict" else "metrics.json"
+        content = json.loads((tmp_path / device / name / file).read_text())
+        return dict(leaves(content["metrics"] if name in ways else content))
+
+    for name in [*ways, "predict"]:
+        assert values("cuda", name) == pytest.approx(values("cpu", name), rel=1e-4, abs=1e-6), name
