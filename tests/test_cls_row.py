@@ -62,7 +62,7 @@ def test_equals_reference(poisoned_memory, device, launched, backend, heads, tok
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_error_in_low_precision(poisoned_memory, device, launched, backend, dtype):
-    """At most twice as wrong as plain attention in that dtype, against float64."""
+    """The error is at most twice that of plain attention in that dtype, against float64."""
     q, k = projected(2, 3, 50, 16, dtype=dtype)
     exact, plain = expected(q.double(), k.double(), 0.25), expected(q, k, 0.25)
     found = results(lambda *x: row_beside_attention(*x, 0.25, backend), q.to(device), k.to(device))

@@ -113,7 +113,7 @@ def test_the_line_of_several_gpus(monkeypatch):
 
 
 def test_copies_overlap_on_cuda_alone(tmp_path, monkeypatch):
-    """From memory that is not pinned, as on other devices, the copy may read what has changed meanwhile."""
+    """A copy from memory that is not pinned, as on other devices, may read what has changed meanwhile."""
     asked = []
     whole = torch.Tensor.to
 

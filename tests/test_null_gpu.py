@@ -50,7 +50,7 @@ def start(program: str, *arguments: str, gpus: int = 1, **variables: str) -> sub
 
 
 def result_of(process: subprocess.Popen) -> Any:
-    """What a program of null_gpu/ prints at last, as JSON."""
+    """Return what a program of null_gpu/ prints at last, as JSON."""
     output, errors = process.communicate()
     assert process.returncode == 0, errors
     return json.loads(output.splitlines()[-1])
@@ -126,7 +126,7 @@ def written(path: Path, content: Any) -> str:
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory, cub) -> dict:
-    """What null_gpu.train says of every training, by name."""
+    """Return what null_gpu.train says of every training, by name."""
     folder = tmp_path_factory.mktemp("null_gpu")
     cases = {
         name: FIXED | case | {"data": cub, "out": str(folder / name)} for name, case in TRAININGS.items()
@@ -175,7 +175,7 @@ def test_two_ranks(trained, tmp_path, cub):
 
 
 def leaves(content: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """What a JSON file has, by its place."""
+    """Return the values of a JSON file by their places."""
     if not isinstance(content, dict | list):
         yield path, content
         return

@@ -177,7 +177,7 @@ def test_reports_are_read_in_their_order():
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_step_is_left_out(fused):
-    """By AdamW of all kinds; the fused one is told by a tensor."""
+    """AdamW of all kinds leaves it out; the fused one is told by a tensor."""
     weight = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.AdamW([weight], lr=0.1, fused=fused)
     for bad, expected in ((False, 1), (True, 1), (False, 2)):
@@ -261,7 +261,7 @@ class TestEpochs:
 
 
 def test_a_run_without_a_validation_is_read(make, tmp_path):
-    """By plot and compare: nothing is known of the first epochs but the training."""
+    """Plot and compare read it: nothing is known of the first epochs but the training."""
     from scm_fast.runs.curves import accuracy_figure, threshold_figure
     from scm_fast.runs.reading import read_run
 

@@ -16,36 +16,36 @@ from .program import Parser, guarded
 
 # name -> one line for `scm-fast --help`, in the order of use; the code is in the module of that name (_ for -).
 COMMANDS: dict[str, str] = {
-    "demo": "TS-CAM and SCM on the built-in set, side by side: minutes, nothing to download",
-    "check-data": "look through a data folder and list everything that is wrong with it",
+    "demo": "compare TS-CAM and SCM on drawn pictures: minutes, nothing to download",
+    "check-data": "list everything that is wrong with a data folder",
     "train": "train a network on image labels, and evaluate it",
-    "evaluate": "how well a trained network classifies and localises, by a named protocol",
+    "evaluate": "measure how well a network classifies and localises, by a named protocol",
     "compare": "put runs side by side: figures, baselines and what differs",
     "plot": "draw the curves of a run, and the maps of every calibration block",
-    "predict": "classes and boxes of your images, with a trained network",
+    "predict": "find classes and boxes in your images",
     "export": "write a trained network as one .pt2 or .onnx file",
     "bench": "measure against the reference, draw the results, or compare two of them",
-    "info": "versions, devices, the backend of every op and why; for bug reports",
+    "info": "show versions, devices and backends, for bug reports",
 }
 
 HELP = """\
 usage: scm-fast COMMAND [options]
 
-Train a vision transformer on image labels alone, and it also tells where the object is.
+Train a vision transformer on image labels alone; it then shows where the object is.
 
-First, without any data or download (minutes on a laptop):
-  scm-fast demo                                      the built-in set: a comparison, a picture, a report
+Boxes in your own photos, without training:
+  scm-fast predict photos/ --model deit_tiny_patch16_224 --out found --overlay
 
-Then with your own images, a folder per class:
-  scm-fast check-data my_images                      what is there, and what is wrong with it
+Your own classes, a folder for each:
+  scm-fast check-data my_images
   scm-fast train --config custom_folder --data my_images --out runs/mine
   scm-fast predict photos/ --checkpoint runs/mine/last --out found --overlay
 
 commands (scm-fast COMMAND --help explains each, with examples):
 {commands}
 
-exit status: 0 all well; 1 it ran, and found problems that it lists; 2 wrong arguments or input, the message
-says which; 130 stopped by Ctrl-C
+exit status: 0 success; 1 the command ran and lists problems; 2 wrong arguments or input, named in the message;
+130 stopped by Ctrl-C
 """
 
 
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def execute_command(command: str, arguments: Sequence[str], program: str) -> int:
-    """Carry out a subcommand; `program` is the name by which help and errors call it. Gives the exit status."""
+    """Run a subcommand and return its exit status; help and errors call it `program`."""
 
     def action() -> int:
         module = importlib.import_module(f"{__name__}.{command.replace('-', '_')}")

@@ -1,19 +1,19 @@
-"""Measure this package against its reference, draw the results, or find out what became slower.
+"""Measure this package against its reference, draw the results, or find what became slower.
 
   scm-fast bench                              every op on the CPU: at most 5 minutes on two quiet cores
   scm-fast bench pooling laplacian            these ops only
   scm-fast bench --device cuda --full         all shapes and backends on the GPU
   scm-fast bench --plot                       PNGs of the newest table of bench/results
   scm-fast bench --plot A.csv --out docs      PNGs of that table, into docs
-  scm-fast bench --compare A.csv B.csv        what B does slower than A, or with more memory
+  scm-fast bench --compare A.csv B.csv        where B is slower than A, or takes more memory
 
-The benchmarks are in bench/ of the repository, which is not installed with the package: run them from a clone
-(`pip install -e ".[dev,plots]"`). The backends of an op take turns in rounds: the reference (the paper's
-equations), torch, triton where there is a GPU, and the reference through torch.compile. The figures to believe
-are the ratios, which are taken within a round, with their 20th and 80th percentile. What is timed is first
-shown to equal the reference. The table is printed, and written to bench/results/DEVICE-DATE-COMMIT.csv.
+The benchmarks need a checkout, because bench/ is not installed (`pip install -e ".[dev,plots]"`). The
+backends of an op take turns in rounds: the reference (the paper's equations), torch, triton on a GPU, and the
+reference through torch.compile. Trust the ratios: they are taken within a round, and shown with their 20th
+and 80th percentile. A backend must equal the reference before it is timed. The table is printed, and written
+to bench/results/DEVICE-DATE-COMMIT.csv.
 
-Exit status: 0 all well; 1 a benchmark failed or missed its promise, or with --compare something is worse beyond
+Exit status: 0 success; 1 a benchmark failed or missed its promise, or --compare found something worse beyond
 its spread; 2 wrong arguments.
 """
 
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tolerance",
         type=float,
         default=TOLERANCE,
-        help=f"of --compare: by how much a time may grow, as a fraction (default: {TOLERANCE})",
+        help=f"for --compare: how much a time may grow, as a fraction (default: {TOLERANCE})",
     )
 
 

@@ -1,14 +1,14 @@
-"""Look through a data folder before training on it: what is there, and everything that is wrong with it.
+"""Check a data folder before you train on it: list its contents and every problem.
 
   scm-fast check-data /data/CUB_200_2011
   scm-fast check-data /data/my_images --boxes /data/my_boxes.json
   scm-fast check-data /data/metadata/ILSVRC --images /data/ILSVRC --split test --quick
   scm-fast check-data synthetic
 
-Every image is decoded, so truncated files show; --quick reads the headers alone. Each problem is listed with
-the file it is in, after notes on what became of the folders and what was left out; --json prints all of it for
-scripts. The exit status is 0 when there is none, 1 when there
-are some, 2 without a check.
+Every image is decoded, which finds truncated files; --quick reads headers only. Notes say what became of the
+folders and what was left out. Each problem is listed with its file. --json prints all of it for scripts.
+
+Exit status: 0 no problems, 1 some problems, 2 nothing could be checked.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("root", metavar="DIR", help="data folder, or 'synthetic' for the built-in set")
-    parser.add_choice("--layout", choices.layouts, default="auto", help="do not find it from the folder")
+    parser.add_choice(
+        "--layout", choices.layouts, default="auto", help="layout of the folder (recognised from the folder)"
+    )
     parser.add_argument("--split", action="append", help="check this split only (may be repeated)")
     images = parser.add_argument("--images", type=Path, metavar="DIR")
     boxes = parser.add_argument("--boxes", type=Path, metavar="PATH")

@@ -6,22 +6,25 @@
   scm-fast compare runs/birds-scm results/gradcam
   scm-fast compare runs/* --json > runs.json
 
-Each RUN is a folder that train.py wrote, finished or not, or the --out of scm-fast evaluate. You get the figures of
-the test split beside those of boxes that look at no image, the figures of the validation split in the best epoch
-of runs, in what their configurations differ, and warnings where the figures should not be compared: other data,
-another protocol, a run that is not finished.
+Each RUN is a folder that scm-fast train wrote, finished or not, or the --out of scm-fast evaluate. The tables
+show
 
-GT-Known is that of the protocol. MaxBoxAcc is GT-Known at the best single threshold on the test images themselves,
-whatever the protocol; unboxed, beside heldout, is GT-Known at the threshold that images chose without boxes.
-s/image is what the test took for the network, the maps and their boxes at all thresholds, without reading images:
-on a CPU the time of all cores together, on a GPU the time that passed.
+  - the figures of the test split, beside those of boxes that ignore the image;
+  - the figures of the validation split in each run's best epoch;
+  - what differs between the configurations.
 
-Runs that differ in nothing but their seed (and in what has no influence on the result, such as the number of
-loading processes) share a row: mean ± standard deviation. images/s is the training speed in the median epoch.
+Warnings say where figures should not be compared: other data, another protocol, an unfinished run.
 
---plot draws loss, classification, GT-Known and threshold over the epochs of all runs. --maps draws what the best
-models of runs, and those of evaluations, make of the same images: the map and the box (red; the true one is green).
-Both need matplotlib: pip install 'scm-fast[plots]'
+GT-Known follows the protocol. MaxBoxAcc is GT-Known at the best single threshold on the test images, whatever
+the protocol. unboxed, beside heldout, uses the threshold that images chose without boxes. s/image covers the
+network, the maps and the boxes at all thresholds, without reading images: on a CPU the time of all cores, on
+a GPU elapsed time.
+
+Runs that differ only in their seed share a row: mean ± standard deviation. images/s is the training speed in
+the median epoch.
+
+--plot draws loss, classification, GT-Known and threshold over the epochs. --maps draws map and box of each
+model for the same images (red: found, green: true). Both need matplotlib: pip install 'scm-fast[plots]'
 """
 
 from __future__ import annotations

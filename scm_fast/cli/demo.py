@@ -1,13 +1,12 @@
-"""Train TS-CAM and SCM on the built-in set and put them side by side: minutes on two cores, nothing to download.
+"""Train TS-CAM and SCM on the built-in set and compare them: minutes on two cores, nothing to download.
 
   scm-fast demo
   scm-fast demo --out runs/mine --device cpu
 
-A small transformer learns to tell other classes apart, as published weights did, and then TS-CAM and SCM start from
-it with the same budget, on image labels alone. You get what its attention and both methods find, in figures beside
-those of a centred box, a picture, and one report with all of them side by side, in the folder OUT. After a Ctrl-C,
-the same command goes on where it was; when all is done it tells the results again. For your own images:
-scm-fast train --help
+The set is drawn: creatures among other bodies, no photos. A small transformer first learns other classes, as
+published weights did. Then TS-CAM and SCM start from it with the same budget, on image labels alone. You get
+a table beside a centred box, a picture, and one report, in the folder OUT. It is safe to interrupt: run it
+again to resume. Once finished, it prints the saved results. For your own images: scm-fast train --help
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="every step in a minute, with a network too small to localise well",
+        help="run every step in a minute, with a network too small to localise well",
     )
     parser.add_argument("--device", help="e.g. cuda, cuda:1, cpu (default: cuda if there is one)")
 

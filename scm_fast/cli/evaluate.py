@@ -1,32 +1,32 @@
-"""Evaluate a localisation model: how well it classifies, and how well it tells where the object is.
+"""Measure how well a model classifies, and how well it shows where the object is.
 
   scm-fast evaluate --checkpoint runs/birds/best_gt_known --data CUB_200_2011
   scm-fast evaluate --checkpoint runs/birds/best_gt_known --data CUB_200_2011 --protocol maxbox --report
   scm-fast evaluate --model deit_tiny_patch16_224 --map gradcam --data CUB_200_2011 --out results/gradcam
   torchrun --nproc-per-node 4 -m scm_fast.cli evaluate --checkpoint runs/birds/last --data ILSVRC
 
-In a checkout, `python evaluate.py` is the same, and `torchrun evaluate.py`.
+In a checkout, `python evaluate.py` and `torchrun evaluate.py` do the same.
 
-Boxes depend on the threshold that cuts an activation map, and figures on how it was chosen:
+Boxes depend on the threshold that cuts a map. The protocol says who chooses it:
 
-  heldout    (default) chosen by the boxes of the validation split, applied to the test split
-  unboxed    chosen by the images of the validation split without boxes, measured with those of the test split
-  fixed      --threshold T
-  maxbox     the best one for the evaluated images: MaxBoxAcc, MaxBoxAccV2
-  published  as the SCM paper's code did: each metric its own best on these images
+  heldout    (default) the boxes of the validation split; applied to the test split
+  unboxed    the images of the validation split, without boxes; measured with the boxes of the test split
+  fixed      you: --threshold T
+  maxbox     the evaluated images themselves, the best one: MaxBoxAcc, MaxBoxAccV2
+  published  the evaluated images, the best one per metric, as the SCM paper's code did
 
-A threshold is a number for all images (rule global), or follows each map. --rule, below, lists the formulas; it
-tells heldout which one to choose.
+A threshold is a number for all images (rule global), or follows each map. --rule, below, lists the formulas;
+heldout takes the rule that you name there.
 
-Where nobody has drawn the boxes of the validation split, --val-boxes takes others for it: what scm-fast predict
---format coco found, or a wsolevaluation folder. The boxes of the evaluated split stay its own.
+Without boxes for the validation split, --val-boxes takes others: those that scm-fast predict --format coco
+found, or a wsolevaluation folder. The evaluated split keeps its own boxes.
 
---map takes another map than the model's own, such as rollout or gradcam, and --refine applies SCM's diffusion to it
-(docs/methods.md).
+--map cuts another map than the model's own, such as rollout or gradcam, and --refine applies SCM's diffusion
+to it (docs/methods.md).
 
---model takes a classifier of timm as it is, with its ImageNet classes and the weights of timm's hub or of a file
-(--pretrained): you learn what its maps are worth on your data without any training. The classes of the data are
-not its own, so each map is of the class that it finds in the image, and there are no figures of classification.
+--model evaluates an untrained timm classifier with its ImageNet classes, and weights from timm's hub or a
+file (--pretrained). Its classes are not the data's, so each map is that of the predicted class, and there are
+no classification figures.
 
 --image-size tests with images of another size than those of the training: larger ones have more patches, and
 boxes with finer edges, for more time. --tiles 2x2 cuts every image into four, for small objects.
@@ -54,13 +54,15 @@ def add_arguments(parser: Parser) -> None:
     )
     model.add_argument("--model", metavar="NAME", help="classifier of timm, such as deit_tiny_patch16_224")
     parser.add_argument("--pretrained", metavar="FILE", help="weights of --model (timm's hub)")
-    parser.add_argument("--image-size", type=int, help="pixels of the images (as the network was trained)")
+    parser.add_argument("--image-size", type=int, help="image size in pixels (as in training)")
     parser.add_argument("--data", required=True, help="data folder, or the word synthetic")
-    parser.add_argument("--layout", default="auto", help="of the data folder, if it is not recognised")
-    parser.add_argument("--images", help="where the images of wsolevaluation metadata are")
+    parser.add_argument(
+        "--layout", default="auto", help="layout of the data folder (recognised from the folder)"
+    )
+    parser.add_argument("--images", help="image folder, for wsolevaluation metadata")
     parser.add_argument("--boxes", help="box source: xml folder, csv or COCO json")
     parser.add_argument("--split", default="test", help="split to evaluate (test)")
-    parser.add_argument("--val-split", default="val", help="split on which heldout and unboxed choose (val)")
+    parser.add_argument("--val-split", default="val", help="split that chooses the threshold (val)")
     parser.add_argument(
         "--val-boxes", help="COCO json or wsolevaluation folder of pseudo-boxes for heldout to choose on"
     )
@@ -70,13 +72,15 @@ def add_arguments(parser: Parser) -> None:
     )
     formulas = "; ".join(f"{name}: {get_rule(name).meaning}" for name in rule_names())
     parser.add_choice("--rule", choices.heldout_rules, default=BEST, help=f"of heldout ({BEST}). {formulas}")
-    parser.add_argument("--step", type=float, default=0.001, help="of the thresholds that are tried (0.001)")
+    parser.add_argument(
+        "--step", type=float, default=0.001, help="distance between the thresholds that are tried (0.001)"
+    )
     parser.add_argument("--strategy", help="maps to combine, such as F4*S4 (F0*S0)")
     other = parser.add_argument("--map")
     parser.add_argument("--tiles", type=tiles, default=(1, 1), metavar="RxC", help="such as 2x2 (1x1)")
     parser.add_argument("--refine", action="store_true", help="apply SCM's diffusion to the maps")
     parser.add_argument("--mirror", action="store_true", help="average with the mirror image: two passes")
-    parser.add_argument("--skip-bad-images", action="store_true", help="leave out and list, do not stop")
+    parser.add_argument("--skip-bad-images", action="store_true", help="leave bad images out and list them")
     parser.add_argument("--batch-size", type=int, default=64, help="images per process (64)")
     parser.add_argument("--workers", type=int, help="loading processes (by the cores)")
     parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (cuda if there is one)")

@@ -4,11 +4,11 @@
   scm-fast export --checkpoint runs/birds/last --out birds.onnx    ONNX: pip install 'scm-fast[onnx]'
 
 The calibration module serves training only and is not in the file. Input: `images`, float32 (B, 3, height,
-width) with any B, squashed to the network's size and normalised with the mean and std that are printed.
-Outputs by name: `logits` (B, C), `attention` (B, h, w) and `semantic` (B, C, h, w); the map of class c is
-attention * semantic[:, c]. Methods with one map for all classes, as SAT, have no `semantic`, and attention is
-the map. Its outputs are compared with the model's before it is written. An ONNX file also
-tells, as JSON in its metadata: class_names, image_size, mean, std and threshold; docs/start.md runs one.
+width) with any B, squashed to the network's size and normalised with the printed mean and std. Outputs:
+`logits` (B, C), `attention` (B, h, w) and `semantic` (B, C, h, w); the map of class c is attention *
+semantic[:, c]. Methods with one map for all classes, such as SAT, have no `semantic`: attention is the map.
+The outputs are compared with the model's before the file is written. An ONNX file also has class_names,
+image_size, mean, std and threshold as JSON in its metadata; docs/start.md runs one.
 """
 
 from __future__ import annotations

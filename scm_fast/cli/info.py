@@ -3,10 +3,10 @@
   scm-fast info           versions, devices, backends, caches, environment variables
   scm-fast info --json    the same for programs
 
-"auto" is the backend that a call takes when nobody asks for one, for every op on the best device of this
-machine, with the reason. Ask for another by argument (`SpatialCalibration(backend="torch")`), by context
-(`with scm_fast.use_backend("torch"):`) or with the environment variable SCM_FAST_BACKEND.
-Of the environment only variables of torch, triton, CUDA, ROCm and the caches are shown.
+"auto" shows the default backend of every op on this machine's best device, with the reason. Choose another
+one by argument (`SpatialCalibration(backend="torch")`), by context (`with scm_fast.use_backend("torch"):`) or
+with the environment variable SCM_FAST_BACKEND. Only environment variables of torch, triton, CUDA, ROCm and
+the caches are shown.
 """
 
 from __future__ import annotations

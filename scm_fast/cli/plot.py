@@ -1,22 +1,21 @@
-"""Draw a run: its curves, and what the calibration makes of the maps of some images.
+"""Draw a run: its curves, and the maps of some images after every calibration block.
 
   scm-fast plot runs/birds
   scm-fast plot runs/birds --images 0 17 001.Albatross/photo_0001.jpg
   scm-fast plot runs/birds --images my_photo.jpg --model last --out pictures
 
-RUN is the folder of a run that is finished, was stopped or is still going on. In RUN/plots, or OUT, you get
+RUN is the folder of a run: finished, stopped or still training. In RUN/plots, or OUT, you get
 
   loss.png          training loss and learning rate, step by step
   accuracy.png      classification and localisation on the validation split, epoch by epoch
   threshold.png     the box threshold that was best in each epoch
   calibration.png   lambda and beta of every calibration block (of SCM runs)
-  maps.png          for some images, in columns: the image; S^0 ... S^L above and F^0 ... F^L below, where 0 is what
-                    the network gives and l what block l makes of it; the box (red; the true one is green)
-                    above the map that it is cut from
+  maps.png          per image: the image; S^0 ... S^L above F^0 ... F^L, where 0 is the network's map and l the map
+                    after block l; the box (red: found, green: true) above the map that it is cut from
 
-S is the map of the image's class; where that is not known, of the class that was found. IMAGES are image
-files, or images of the run's test split by number or by name. Without --images there are four of the split,
-and a run whose model or data are not here is drawn without them.
+S is the map of the image's class or, if that is unknown, of the predicted class. IMAGES are files, or images
+of the run's test split by number or name; the default is four of them. If the model or the data are missing,
+only the curves are drawn.
 
 Needs matplotlib: pip install 'scm-fast[plots]'
 """

@@ -1,4 +1,4 @@
-"""Train a vision transformer on image labels so that it also tells where the object is.
+"""Train a vision transformer on image labels; it then also shows where the object is.
 
   scm-fast train                                      SCM on the built-in set: minutes on a laptop
   scm-fast train --method tscam                       the baseline, at the same budget
@@ -6,13 +6,14 @@
   scm-fast train --config cub_deit_small --data CUB_200_2011
   torchrun --nproc-per-node 8 -m scm_fast.cli train --config cub_deit_small --data CUB_200_2011
 
-In a checkout, `python train.py` is the same, and `torchrun train.py`. A configuration is a YAML file of the
-options below, or the name of a recipe that is built in; any option can be given here too, and wins. What is not
-given has the value in parentheses; those are the paper's for CUB. Without --config and --data it is the recipe
-builtin. The run folder (--out) receives the resolved configuration, logs, checkpoints, the best models and
-the evaluation of the test split. Of one class alone nothing can be learned: then the untrained network's attention
-is kept, and that is said. scm-fast plot draws it and scm-fast compare puts it beside others. After a
-crash or a Ctrl-C, the same command with --resume auto continues where the run was. See docs/training.md.
+In a checkout, `python train.py` and `torchrun train.py` do the same. A configuration is a YAML file of the
+options below, or the name of a built-in recipe. Options on the command line win. Defaults are in parentheses;
+they are the paper's for CUB. Without --config and --data, the recipe is builtin.
+
+The run folder (--out) receives the configuration, logs, checkpoints, the best models and the evaluation of
+the test split. scm-fast plot draws it, scm-fast compare puts it beside others. After a crash or a Ctrl-C, add
+--resume auto to the same command. One class alone cannot be learned: the untrained network's attention is
+kept then, with a notice. See docs/training.md.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def _stubs() -> str:
 
 @functools.cache
 def folder() -> Path:
-    """Where the library is; built when first asked for, by several processes at once if need be."""
+    """Return the library's folder; it is built when first asked for, by several processes at once if need be."""
     sources = (SOURCE, COMPILER_SOURCE, Path(__file__))
     content = b"".join(path.read_bytes() for path in sources) + torch.__version__.encode()
     name = f"scm-fast-null-gpu-{os.getuid()}-{hashlib.sha256(content).hexdigest()[:12]}"

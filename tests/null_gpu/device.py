@@ -26,7 +26,7 @@ torch.backends.cuda.enable_cudnn_sdp(False)
 
 @dataclass
 class Work:
-    """What the GPU was asked for."""
+    """The requests that the GPU received."""
 
     counts: Counter[str] = field(default_factory=Counter)  # by kind
     kernels: Counter[str] = field(default_factory=Counter)  # by name

@@ -18,7 +18,7 @@ def step(scm: SpatialCalibration, S: torch.Tensor, F: torch.Tensor) -> None:
 
 
 def host_microseconds(scm: SpatialCalibration, S: torch.Tensor, F: torch.Tensor) -> float:
-    """Of a forward and backward pass, by the processor time of this process; the quickest of some turns."""
+    """Return the processor time of a forward and backward pass in this process; the quickest of some turns."""
     repeats, turns = 20, []
     for _ in range(10):
         begin = time.process_time()

@@ -51,7 +51,7 @@ def measure(name: str, batch: int, method: str) -> dict:
 
 
 def host_milliseconds(run: Callable[[], object], turns: int = 5) -> float:
-    """Of the processor, by the quickest of some turns."""
+    """Return the processor's time, by the quickest of some turns."""
     taken = []
     for _ in range(turns):
         begin = time.process_time()

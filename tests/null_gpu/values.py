@@ -54,7 +54,7 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 
 
 class Values(TorchDispatchMode):
-    """Within it, tensors of the null GPU have the values that the CPU computes."""
+    """A context in which tensors of the null GPU have the values that the CPU computes."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
