@@ -223,9 +223,7 @@ def test_exports_with_a_dynamic_batch(name):
             torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.skipif(
-    torch.__version__.startswith("2.6."), reason="torch.compile follows no ContextVar before PyTorch 2.7"
-)
+@pytest.mark.one_graph
 def test_training_and_inference_compile_without_a_graph_break():
     torch._dynamo.reset()
     model = create_model("deit_tiny_patch16_224", 7, image_size=64, backbone_options=SMALL).train()
