@@ -1,4 +1,4 @@
-"""What some options may be, without importing the modules that know it: most of them import torch, for seconds.
+"""Values that some options take, without importing the modules that know them: most import torch, for seconds.
 
 Once such a module is imported, it is asked: then names count that somebody has registered. Until then these are the
 names that the package comes with; a test compares the two.
@@ -65,7 +65,7 @@ def metrics() -> Iterable[str]:
 
 
 def _asked(module: str, function: str, *arguments: str) -> Any:
-    """What a function of one of our modules says; None if the module is not imported."""
+    """Return what a function of one of our modules says; None if the module is not imported."""
     name = f"scm_fast.{module}"
     return getattr(import_module(name), function)(*arguments) if name in sys.modules else None
 

@@ -129,7 +129,7 @@ def _train(config: TrainConfig, device: torch.device, source: DataSource, work: 
 
 
 def _attention(start: Trainer, config: TrainConfig, source: DataSource, device: torch.device) -> SplitResult:
-    """What the network to start from, which knows other classes, attends to on the test split."""
+    """Evaluate the attention of the network to start from, which knows other classes, on the test split."""
     kept = start.folder.path / start.kept_model()
     predictor = Predictor(
         load_model(kept).to(device), device, amp=start.amp, name=str(kept), foreign_classes=True
@@ -138,7 +138,7 @@ def _attention(start: Trainer, config: TrainConfig, source: DataSource, device: 
 
 
 def _evaluate(trainer: Trainer, source: DataSource, device: torch.device) -> SplitResult:
-    """On the test split; what was seen of the validation split in training is not looked at again."""
+    """Evaluate on the test split; what training saw of the validation split is not looked at again."""
     kept = trainer.folder.path / trainer.kept_model()
     predictor = Predictor(load_model(kept).to(device), device, amp=trainer.amp, name=str(kept))
     settings = replace(final_settings(trainer.config), report=True, all_maps=True)
@@ -153,14 +153,14 @@ def _epoch(config: TrainConfig, source: DataSource) -> float:
 
 
 class _Work:
-    """How much there is to do, in images that are trained on, and how fast it goes."""
+    """The amount of work, in images that are trained on, and its speed."""
 
     def __init__(self, images: float) -> None:
         self._left = images
         self._seconds = self._images = 0.0
 
     def did(self, images: float, now: float, seconds: float) -> None:
-        """So many images are over, of which `now` took `seconds`; the others were done before."""
+        """Count so many images as done, of which `now` took `seconds`; the others were done before."""
         self._left -= images
         if now:
             self._images += now

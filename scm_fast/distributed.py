@@ -21,7 +21,7 @@ from .errors import TIMEOUT, InputError, LostProcess
 
 @contextlib.contextmanager
 def processes(device: str, timeout: float = TIMEOUT) -> Iterator[torch.device]:
-    """Within the `with`, this process works with the others that torchrun started, if it did; gives its device.
+    """Let this process work with the others that torchrun started, if it did; gives its device.
 
     Raises LostProcess when another one has died, or has not answered for `timeout` seconds.
     """
@@ -94,7 +94,7 @@ def _refuse_one_gpu_for_all(device: str) -> None:
 
 
 def restarts() -> int:
-    """How often torchrun has started this process again; each machine counts for itself."""
+    """Return how often torchrun has started this process again; each machine counts for itself."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
@@ -120,7 +120,7 @@ def gather(value: Any) -> list[Any]:
 
 
 def on_first(function: Any, *arguments: Any) -> Any:
-    """What the function gives in the first process; its InputError, if any, is raised in all of them."""
+    """Return what the function gives in the first process; its InputError, if any, is raised in all of them."""
     result: Any = None
     if is_first():
         try:

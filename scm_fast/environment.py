@@ -1,4 +1,4 @@
-"""What scm_fast runs on: for `scm-fast info`, which says all that a bug report should, and for benchmarks."""
+"""The environment of scm_fast: for `scm-fast info`, which shows all that a bug report needs, and benchmarks."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def versions() -> dict[str, str | None]:
 
 
 def _driver() -> str | None:
-    """Of NVIDIA's or AMD's kernel module; None without one."""
+    """Return the version of NVIDIA's or AMD's kernel module; None without one."""
     if shutil.which("nvidia-smi"):
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         try:
@@ -169,7 +169,7 @@ def commit() -> str:
 
 
 def chosen_backends(device: torch.device) -> dict[str, dict[str, str]]:
-    """For every op: the backend that `auto` takes on `device`, and why."""
+    """Return for every op the backend that `auto` takes on `device`, and why."""
     return {op: _choice(device, limits) for op, limits in OPS.items()}
 
 
@@ -193,7 +193,7 @@ def _choice(device: torch.device, limits: str) -> dict[str, str]:
 
 
 def caches() -> dict[str, str]:
-    """Where compiled kernels and downloaded weights are kept."""
+    """Return where compiled kernels and downloaded weights are kept."""
     found = {
         "triton": os.environ.get("TRITON_CACHE_DIR")
         or os.path.join(os.environ.get("TRITON_HOME", os.path.expanduser("~/")), ".triton", "cache"),

@@ -55,7 +55,7 @@ def find_images_for(given: Sequence[Path], out: Path) -> FoundImages:
 
 
 def _is_result(folder: str, root: Path, out: Path) -> bool:
-    """Whether a folder, by its real path, is the output folder below `root` or has pictures of some output."""
+    """Tell whether a folder, by its real path, is the output folder below `root` or has pictures of some output."""
     if folder == os.path.realpath(out) != os.path.realpath(root):
         return True
     if is_exported(folder):

@@ -1,4 +1,4 @@
-"""What `predict` has done so far: a line per image, on the disk before the next image's.
+"""The progress of `predict`: a line per image, on the disk before the next image's.
 
 A command that was stopped, by Ctrl-C or a full disk, is given again and goes on after the last whole line. The file
 is there while the work is; the results are made of it at the end, image by image.

@@ -47,7 +47,7 @@ class ClassScore:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the model says about one image."""
+    """The model's answer for one image."""
 
     name: str  # the path as it was found, or `image 3` for the fourth of pictures without one
     size: tuple[int, int]  # (width, height) of the original
@@ -165,7 +165,7 @@ class Localizer:
 
     @property
     def threshold(self) -> Threshold:
-        """Where maps are cut; `choice` also says why."""
+        """The threshold that cuts maps; `choice` also says why."""
         return self.choice.threshold
 
     def predict(self, images: ImageLike | Iterable[ImageLike]) -> list[Prediction | Failure]:
@@ -199,7 +199,7 @@ class Localizer:
         return self.choice.reason
 
     def stream(self, images: ImageLike | Iterable[ImageLike]) -> Iterator[Prediction | Failure]:
-        """As `predict`, one result at a time and with the failures: for more images than fit in memory."""
+        """Predict one result at a time and with the failures: for more images than fit in memory."""
         for loaded in self._batches(find_images(images)):
             yield from self._localize(loaded)
 
@@ -255,7 +255,7 @@ class Localizer:
             yield next(predictions) if isinstance(item, _Loaded) else item
 
     def _predict(self, readable: list[_Loaded]) -> tuple[Localization, Tensor]:
-        """With the best classes' maps (B, 1, H, W)."""
+        """Predict with the best classes' maps (B, 1, H, W)."""
         pixels = torch.stack([item.pixels for item in readable]).to(self.device)
         return self.predictor(
             self.preprocessing.normalize(pixels), lambda logits: logits.argmax(1, keepdim=True)

@@ -84,7 +84,7 @@ class FolderLock:
         return True
 
     def _renew(self, descriptor: int) -> None:
-        """Through the descriptor: whatever has taken the file's place is not renewed."""
+        """Renew through the descriptor: whatever has taken the file's place is not renewed."""
         while not self._released.wait(RENEWAL):
             with contextlib.suppress(OSError):  # a shared disk may be away for a moment
                 os.utime(descriptor)
@@ -167,7 +167,7 @@ def _is_here(holder: Holder) -> bool:
 
 
 def _lives(holder: Holder) -> bool:
-    """Whether the process of this machine that holds a lock is alive."""
+    """Tell whether the process of this machine that holds a lock is alive."""
     if holder.process == os.getpid():
         return False  # an earlier one of this number, or this one's run that was given up
     try:

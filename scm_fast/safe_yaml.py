@@ -11,7 +11,7 @@ MOST_VALUES = 10_000  # of a document, with each alias as what it stands for
 
 
 def load(text: str, prepare: Callable[[yaml.Node], None] = lambda root: None) -> Any:
-    """As `yaml.safe_load`; raises a YAMLError also for what is too deep or too large.
+    """Load as `yaml.safe_load` does; raises a YAMLError also for what is too deep or too large.
 
     prepare: may change the nodes before they become values.
     """

@@ -1,4 +1,4 @@
-"""From an activation map to boxes, by the rules of the field's reference evaluator.
+"""Turn an activation map into boxes, by the rules of the field's reference evaluator.
 
 A map is resized to the evaluation size, min-max normalised, cut to 8 bits and thresholded; a box is the
 bounding rectangle of a contour. Boxes are `(x0, y0, x1, y1)`; sizes are `(width, height)`, as in OpenCV and
@@ -47,7 +47,7 @@ class Located(NamedTuple):
 
     @property
     def is_blank(self) -> bool:
-        """Whether the map says nothing: it is constant, or not of finite numbers."""
+        """True if the map says nothing: it is constant, or not of finite numbers."""
         return not self.scores.any()
 
 
@@ -87,7 +87,7 @@ def resize_map(
 
 
 def are_alike(one: NDArray, other: NDArray) -> bool:
-    """Whether two maps show the same: they are equal but for a factor and a constant."""
+    """Tell whether two maps show the same: they are equal but for a factor and a constant."""
     return one.shape == other.shape and np.allclose(normalize_map(one), normalize_map(other), atol=1e-4)
 
 
@@ -148,7 +148,7 @@ def object_boxes(
 
 
 def _sum_within(scores: NDArray[np.float64], contour: NDArray) -> float:
-    """Of the pixels that a contour encloses, its own and those of holes included."""
+    """Sum the pixels that a contour encloses, its own and those of holes included."""
     inside = cv2.drawContours(np.zeros(scores.shape, np.uint8), [contour], 0, 1, cv2.FILLED)
     return float(scores[inside > 0].sum())
 

@@ -1,4 +1,4 @@
-"""Whether the classes of a model are those of the data, and in which order."""
+"""Compare the classes of a model with those of the data, and their order."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _are_numbers(names: Sequence[str]) -> bool:
 
 
 def _difference(own: Sequence[str], theirs: Sequence[str]) -> str:
-    """What only one side has, in words; empty if there is no such class."""
+    """Describe what only one side has; empty if there is no such class."""
     parts = []
     for who, names, others in (("the checkpoint", own, theirs), ("the data", theirs, own)):
         only = [name for name in names if name not in set(others)]

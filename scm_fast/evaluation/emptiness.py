@@ -1,4 +1,4 @@
-"""Which images get no box: those of an empty class, and those unlike the images that the model was trained on.
+"""Find images that get no box: those of an empty class, and those unlike the images of the training.
 
 A user names the empty classes, such as `free` for tiles without a defect. For everything else there is the
 confidence of an image, log(sum(exp(logits))): it is high where some class fits. An image is rejected if its

@@ -36,7 +36,7 @@ _LEVELS = np.arange(CUTS)
 
 
 class ImageBoxes(NamedTuple):
-    """What the maps of one image are reduced to."""
+    """The figures that the maps of one image are reduced to."""
 
     true_class: NDArray[np.unsignedinteger]  # (L, 4)
     top_class: NDArray[np.unsignedinteger]  # (L, 4)
@@ -163,7 +163,7 @@ _kept: Workers | None = None
 
 @contextlib.contextmanager
 def kept_workers() -> Iterator[None]:
-    """Within the `with`, evaluations share one pool, which is forked here.
+    """Let all evaluations share one pool, which is forked here.
 
     Commands enter it before they use CUDA: the less a process has, the sooner it is forked, and a fork of many
     processes is not done again for every split of every epoch. Within another one it does nothing.
@@ -182,7 +182,7 @@ def kept_workers() -> Iterator[None]:
 
 
 class ExtractionPool:
-    """What an evaluation hands its images to: the workers that are kept, or its own.
+    """The receiver of an evaluation's images: the workers that are kept, or its own.
 
     count: processes of its own, if they are wanted.
 

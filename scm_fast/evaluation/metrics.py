@@ -54,7 +54,7 @@ _CHUNK = 256
 
 
 class SplitMetrics:
-    """What an `Evaluator` computed: threshold curves, and the figures at a threshold.
+    """The results of an `Evaluator`: threshold curves, and the figures at a threshold.
 
     `thresholds` is (T,), the values of the rule `global`; a rule's curves are over its `values`, in percent.
 
@@ -100,12 +100,12 @@ class SplitMetrics:
 
     @property
     def curves(self) -> dict[str, NDArray[np.float64]]:
-        """Over the global thresholds, see `rule_curves`."""
+        """Curves over the global thresholds, see `rule_curves`."""
         return self.rule_curves["global"]
 
     @cached_property
     def rule_curves(self) -> dict[str, dict[str, NDArray[np.float64]]]:
-        """Of every rule, over its values: `gt_known`, `gt_known@0.3`, `gt_known@0.7`, `top1_loc`, `top5_loc`,
+        """Curves of every rule over its values: `gt_known`, `gt_known@0.3`, `gt_known@0.7`, `top1_loc`, `top5_loc`,
         `gt_known_published`, and `every_box@0.3`, `@0.5`, `@0.7` (a hit of any contour's box); empty without
         ground-truth boxes."""
         rows = np.flatnonzero(self.has_boxes)
@@ -134,7 +134,7 @@ class SplitMetrics:
     def _levels(
         part: EvaluationTable, rule: str, values: NDArray | list[float]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where a rule with V values cuts the n images' maps of the ground-truth and of the best class, (n, V)."""
+        """Return the levels (n, V) at which a rule's V values cut n maps of the true and of the best class."""
         true_class, top_class = (
             cut_levels(rule, np.asarray(values), MapStatistics(*statistics.T[:, :, None]))
             for statistics in (part.true_class_statistics, part.top_class_statistics)
@@ -148,7 +148,7 @@ class SplitMetrics:
         true_class_box: NDArray,
         top_class_box: NDArray,
     ) -> dict[str, NDArray[np.bool_]]:
-        """Which images of `part`, the rows (n,) of the table, a metric counts with K boxes (n, K, 4), (n, K)."""
+        """Return which images of `part`, rows (n,) of the table, a metric counts with K boxes (n, K, 4), (n, K)."""
         iou = best_iou(true_class_box, part)
         hit = iou >= 0.5
         hits = {
@@ -162,7 +162,7 @@ class SplitMetrics:
         return self.meaningful(hits)
 
     def meaningful(self, figures: dict) -> dict:
-        """Without what says nothing: Top-5 of few classes, and all that compares a label with a foreign class."""
+        """Drop what says nothing: Top-5 of few classes, and all that compares a label with a foreign class."""
         without: tuple[str, ...] = () if self.has_top5 else ("top5",)
         if self.foreign_classes:
             without = ("top1", "top5", "class")
@@ -189,7 +189,7 @@ class SplitMetrics:
         return pixel_average_precision(self.table.pixel_count.sum(axis=0, dtype=np.int64))
 
     def threshold(self, value: float, rule: str = "global") -> Threshold:
-        """For maps that are resized as these were."""
+        """Make a threshold for maps that are resized as these were."""
         return Threshold(value, rule, self.cuts.interpolation)
 
     def boxes_at(self, threshold: Threshold) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -215,7 +215,7 @@ class SplitMetrics:
 
     @property
     def blank_maps(self) -> int:
-        """How many images have a map of the best class that is constant or not of finite numbers."""
+        """Return how many images have a map of the best class that is constant or not of finite numbers."""
         return int((self.table.top_class_statistics[:, MapStatistics._fields.index("std")] == 0).sum())
 
     def iou(self, boxes: NDArray) -> NDArray[np.float64]:
@@ -227,7 +227,7 @@ class SplitMetrics:
         return iou
 
     def error_kinds(self, threshold: Threshold) -> list[str | None]:
-        """Of each image; None for one without ground truth."""
+        """Return the error kind of each image; None for one without ground truth."""
         table = self.table
         right = self.top1_right | self.foreign_classes  # then no class can be wrong
         return error_kinds(self.boxes_at(threshold)[1], table.truth, table.truth_count, right)
@@ -248,7 +248,7 @@ class SplitMetrics:
         return self.meaningful(figures)
 
     def baselines(self) -> dict[str, dict[str, float]]:
-        """What two boxes that look at no image score: the whole image, and the centred one of 75 % side."""
+        """Score two boxes that ignore the image: the whole image, and the centred one of 75 % side."""
         width, height = self.cuts.size
         left, top = width // 8, height // 8
         return {

@@ -46,7 +46,7 @@ logger = logging.getLogger("scm_fast")
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    """Which split is evaluated, and how.
+    """Settings: the split that is evaluated, and how.
 
     protocol: see `protocols`.
     threshold: for protocol `fixed`.
@@ -159,7 +159,7 @@ class _Stopwatch:
         self.cpu_seconds += time.process_time() - self._begin[1]
 
     def per_image(self, images: int, device: torch.device) -> dict[str, Any]:
-        """For metrics.json: of all processes together, with the conditions. Collective."""
+        """Return the times for metrics.json: of all processes together, with the conditions. Collective."""
         parts = distributed.gather((self.seconds, self.cpu_seconds))
         count = max(1, images)
         return {
@@ -273,14 +273,14 @@ def _accumulate(
 
 
 def _gathered_maps(done: SplitResult, maps: dict[int, ImageMaps], every: bool) -> dict[int, ImageMaps]:
-    """Of all processes, those of every image or of those that a report shows."""
+    """Gather the maps of all processes, of every image or of those that a report shows."""
     shown = {done.images[position].index for position in choose_examples(done.images)}
     mine = {index: image_maps for index, image_maps in maps.items() if every or index in shown}
     return {index: found for part in distributed.gather(mine) for index, found in part.items()}
 
 
 def _about(predictor: Predictor, source: DataSource, settings: EvaluationSettings) -> dict[str, Any]:
-    """With what an evaluation was made, and on what."""
+    """Describe the tools, the model and the data of an evaluation."""
     config = predictor.model.config
     return {
         "checkpoint": predictor.name,
@@ -304,7 +304,7 @@ def _about(predictor: Predictor, source: DataSource, settings: EvaluationSetting
 
 
 def _pseudo_boxes(source: DataSource, settings: EvaluationSettings) -> dict[str, Any]:
-    """Which boxes stand in for those of the validation split, and for how many of its images."""
+    """Describe the boxes that stand in for those of the validation split, and for how many of its images."""
     name = settings.split if settings.validation else settings.val_split
     dataset = source.validation(name)
     counts = dataset.records.box_counts

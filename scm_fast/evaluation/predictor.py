@@ -94,7 +94,7 @@ class Strategy:
 
 
 def _min_max(maps: Tensor) -> Tensor:
-    """Per image to [0, 1]; a constant map to zeros."""
+    """Scale each image's map to [0, 1]; a constant map to zeros."""
     low, high = maps.amin((1, 2), keepdim=True), maps.amax((1, 2), keepdim=True)
     return (maps - low) / (high - low).clamp_min(torch.finfo(maps.dtype).tiny)
 
@@ -136,24 +136,24 @@ class Predictor:
 
     @property
     def map_name(self) -> str:
-        """Which map it is, for people."""
+        """Name the map, for people."""
         own = f"of method {self.model.config.method}" if self.strategy == Strategy() else str(self.strategy)
         tiles = "" if self.tiles == (1, 1) else f", {self.tiles[0]}x{self.tiles[1]} tiles"
         return (self.map or own) + (", refined" if self.refine else "") + tiles
 
     @property
     def is_own_map(self) -> bool:
-        """Whether it is the map by which the method was trained and its threshold chosen."""
+        """True if it is the map by which the method was trained and its threshold chosen."""
         return (self.map, self.strategy, self.refine, self.tiles) == (None, Strategy(), False, (1, 1))
 
     @property
     def prescribed_threshold(self) -> Threshold | None:
-        """Where the method cuts its own map; None for other maps, and where images choose."""
+        """The threshold by which the method cuts its own map; None for other maps, and where images choose."""
         return self.model.method.threshold if self.is_own_map else None
 
     @property
     def class_names(self) -> list[str]:
-        """Of the model's classes; their numbers if nobody named them."""
+        """The names of the model's classes; their numbers if nobody named them."""
         config = self.model.config
         return list(config.class_names or map(str, range(config.num_classes)))
 
@@ -227,7 +227,7 @@ def join_tiles(parts: Tensor, tiles: tuple[int, int]) -> Tensor:
 
 
 def _mean(own: Localization, mirrored: Localization) -> Localization:
-    """Of an image's outputs and those of its mirror image, which are turned back."""
+    """Average the outputs of an image and of its mirror image, which are turned back."""
     semantic = None
     if own.semantic is not None and mirrored.semantic is not None:
         semantic = (own.semantic + mirrored.semantic.flip(-1)) / 2

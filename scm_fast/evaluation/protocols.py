@@ -37,7 +37,7 @@ METRIC_NAMES = {
 
 @dataclass(frozen=True)
 class Maps:
-    """What a protocol prescribes about maps.
+    """The settings of maps that a protocol prescribes.
 
     interpolation: how they are resized.
     step: distance of the thresholds that are tried; None if that is the caller's choice.
@@ -146,7 +146,7 @@ def published(test: SplitMetrics) -> Result:
 
 
 def _boxes_of(metrics: SplitMetrics, images: str) -> str:
-    """What a threshold was chosen on, in words: `images` with boxes of their own, or pseudo-boxes."""
+    """Describe what a threshold was chosen on: `images` with boxes of their own, or pseudo-boxes."""
     if metrics.pseudo_boxes is None:
         return images
     return f"{metrics.table.truth_count.sum()} pseudo-boxes of {metrics.pseudo_boxes}"

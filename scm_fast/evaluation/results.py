@@ -82,7 +82,7 @@ class SplitResult:
 
     @property
     def val_boxes_note(self) -> str:
-        """Which pseudo-boxes stand in for the boxes of the validation split, in words; empty if none do."""
+        """Name the pseudo-boxes that stand in for the boxes of the validation split; empty if none do."""
         pseudo = self.about["val_boxes"]
         if pseudo is None:
             return ""
@@ -93,7 +93,7 @@ class SplitResult:
 
     @property
     def classes_note(self) -> str:
-        """That the classes are the model's own, in words; empty if they are those of the data set."""
+        """State that the classes are the model's own; empty if they are those of the data set."""
         if not self.metrics.foreign_classes:
             return ""
         return (
@@ -243,7 +243,7 @@ def _four_digits(value: float | None) -> str:
 
 
 def summary(done: SplitResult, folder: Path) -> str:
-    """What a person wants to read: the table, images that do not count, and where the results are."""
+    """Write what a person wants to read: the table, images that do not count, and where the results are."""
     lines = [metrics_table(done.result)]
     if done.unboxed is not None and "gt_known" in done.unboxed.metrics:
         figures = ", ".join(

@@ -117,7 +117,7 @@ def _coverage(boxes: NDArray, truth: NDArray) -> float:
 def _extents(
     image: NDArray[np.uint8], levels: NDArray[np.integer]
 ) -> tuple[list[list[int]], NDArray[np.int32]]:
-    """Of each level the smallest crop with its foreground, x0, y0, x1, y1 half-open, and its box (L, 4)."""
+    """Return each level's smallest crop with its foreground, x0, y0, x1, y1 half-open, and its box (L, 4)."""
     height, width = image.shape
     left, right = _extent(image.max(axis=0), levels)
     top, bottom = _extent(image.max(axis=1), levels)
@@ -135,7 +135,7 @@ def _extent(profile: NDArray[np.uint8], levels: NDArray[np.integer]) -> tuple[ND
 
 
 def _count_above(values: NDArray) -> NDArray[np.int64]:
-    """How many values exceed each level 0 ... 255, (256,)."""
+    """Count the values that exceed each level 0 ... 255, (256,)."""
     histogram = cv2.calcHist([values], [0], None, [256], [0, 256]).ravel().astype(np.int64)
     return values.size - histogram.cumsum()
 

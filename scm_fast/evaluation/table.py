@@ -17,7 +17,7 @@ from .. import distributed
 
 @dataclass(frozen=True)
 class Cuts:
-    """Where the maps of all images are cut.
+    """The levels at which the maps of all images are cut.
 
     thresholds: (T,), the global ones that curves are over.
     size, interpolation: (width, height) that maps are resized to before, and how.

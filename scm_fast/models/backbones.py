@@ -42,7 +42,7 @@ def _refused(name: str, error: Exception) -> InputError:
 
 
 def any_size_options(name: str) -> dict[str, Any]:
-    """With which a network takes images of any size: timm's resample their position embeddings if told to."""
+    """Return options for images of any size: timm's networks resample their position embeddings if told to."""
     return {} if name in dict(variants()) else {"dynamic_img_size": True}
 
 

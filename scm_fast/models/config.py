@@ -1,4 +1,4 @@
-"""What rebuilds a model: the arguments it was made with, as JSON beside its weights."""
+"""The configuration that rebuilds a model: its arguments, as JSON beside its weights."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class OnHub(
     tags=["weakly-supervised-object-localization"],
     model_card_template=CARD,
 ):
-    """What `LocalizationModel` has of huggingface_hub's mixin; the files are those of `save_model`."""
+    """Methods that `LocalizationModel` has of huggingface_hub's mixin; the files are those of `save_model`."""
 
     def _save_pretrained(self, save_directory: Path) -> None:
         from .checkpoint import save_model  # which imports the model's class
@@ -92,7 +92,7 @@ class OnHub(
 
 @contextlib.contextmanager
 def hub_or_cache() -> Iterator[None]:
-    """Within the `with`, the hub's client looks into its cache alone if the hub cannot be reached.
+    """Let the hub's client look into its cache alone if the hub cannot be reached.
 
     By itself it would try again for a minute.
     """

@@ -1,4 +1,4 @@
-"""Which layer of a backbone each parameter belongs to: for learning rates and for freezing, layer by layer."""
+"""Tell which layer of a backbone each parameter belongs to: for learning rates and for freezing, by layer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .localization_model import LocalizationModel
 
 
 def parameter_layers(model: LocalizationModel) -> dict[str, int]:
-    """By the parameter's name: 0 for the embeddings, 1 ... depth for the blocks, the last with the last norm.
+    """Return layers by parameter name: 0 for embeddings, 1 ... depth for blocks, the last with the last norm.
 
     What is not of the backbone is not in it. timm knows the layers of its networks.
     """

@@ -28,7 +28,7 @@ class TrainingOutput(NamedTuple):
 
 
 class Localization(NamedTuple):
-    """What a model in evaluation mode says about a batch: logits and maps in float32, under autocast too."""
+    """The output of a model in evaluation mode: logits and maps of a batch, in float32 under autocast too."""
 
     logits: Tensor  # (B, C)
     attention: Tensor  # (B, H, W), the factor of the map that all classes share: often F0
@@ -70,7 +70,7 @@ class Localization(NamedTuple):
         return self.logits.softmax(1).gather(1, classes), classes
 
     def _check_range(self, classes: Tensor) -> None:
-        """On a GPU an index out of range would end the process's use of it; here it is an InputError."""
+        """Raise an InputError for an index out of range, which on a GPU would end the process's use of it."""
         if classes.is_floating_point() or classes.dtype == torch.bool:
             raise InputError(f"classes must be integers, got {classes.dtype}")
         if torch.compiler.is_compiling() or not classes.numel():
@@ -192,14 +192,14 @@ class Method:
         return {}
 
     def calibrates(self, calibration: Mapping[str, Any]) -> bool:
-        """Whether it trains with a SpatialCalibration, if these settings of one are given."""
+        """Tell whether it trains with a SpatialCalibration, if these settings of one are given."""
         return False
 
     def prepare(self, name: str, backbone: Backbone) -> None:
         """Change the backbone of that name, or raise an InputError if the method cannot use it."""
 
     def parts(self, embed_dim: int, num_classes: int, preset: str) -> dict[str, nn.Module]:
-        """What the model has besides its backbone; one part is called `head`."""
+        """Return the model's modules besides its backbone; one part is called `head`."""
         return {"head": semantic_head(embed_dim, num_classes, preset)}
 
     def features(self, model: LocalizationModel, images: Tensor) -> Features:

@@ -52,7 +52,7 @@ def _below(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _take(model: LocalizationModel, part: str, theirs: dict[str, Tensor], source: str) -> bool:
-    """Whether the weights fit that part of the model, which then has them."""
+    """Load the weights if they fit that part of the model; tell whether they did."""
     if not theirs:
         return False
     module = getattr(model, part, None) or nn.Module()

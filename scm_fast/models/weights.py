@@ -94,7 +94,7 @@ def _fault_of_torch_file(path: Path, message: str) -> str:
 
 
 def _pickle_imports(path: Path) -> bool:
-    """Whether a pickle names anything to be imported, found out without doing it."""
+    """Tell whether a pickle names anything to be imported, without importing it."""
     try:
         with path.open("rb") as file:
             return any("GLOBAL" in opcode.name for opcode, _, _ in pickletools.genops(file))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 
 class GridMasks(NamedTuple):
-    """Where edges exist, as columns (N, 1) in the fields' dtype."""
+    """Masks of where edges exist, as columns (N, 1) in the fields' dtype."""
 
     right: Tensor
     down: Tensor
@@ -81,12 +81,12 @@ class ScaledLaplacian:
         self.minus_right, self.minus_down, self.minus_diagonal = -self.right, -self.down, -self.diagonal
 
     def apply(self, x: Shifts, out: Shifts) -> None:
-        """out = M x."""
+        """Compute out = M x."""
         torch.mul(self.diagonal, x.all, out=out.all)
         _add_neighbours(self.right, self.down, x, out)
 
     def subtract(self, start: Shifts, x: Shifts, out: Shifts) -> None:
-        """out = start - M x."""
+        """Compute out = start - M x."""
         torch.addcmul(start.all, self.minus_diagonal, x.all, out=out.all)
         _add_neighbours(self.minus_right, self.minus_down, x, out)
 

@@ -134,7 +134,7 @@ def backward(
 
 
 def _grid_is_flat(S: Tensor) -> bool:
-    """Whether H and W of S, and of a tensor laid out like it, merge into one dimension without a copy."""
+    """Tell whether H and W of S, and of a tensor laid out like it, merge into one dimension without a copy."""
     return S.is_contiguous() or S.is_contiguous(memory_format=torch.channels_last)
 
 

@@ -68,7 +68,7 @@ def _check(L: Tensor, iterations: int, alpha: float) -> None:
 
 
 def product(A: Tensor, B: Tensor, scale: float, identity: float, add: Tensor | None, out: Tensor) -> Tensor:
-    """out = scale * A B + identity * I + add."""
+    """Compute out = scale * A B + identity * I + add."""
     torch.baddbmm(out if add is None else add, A, B, beta=0 if add is None else 1, alpha=scale, out=out)
     if identity:
         out.diagonal(dim1=1, dim2=2).add_(identity)

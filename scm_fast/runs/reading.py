@@ -24,7 +24,7 @@ MODEL = ("checkpoint", "backbone", "method", "map", "strategy", "mirror", "data"
 
 @dataclass(frozen=True)
 class Run:
-    """What a run has written so far."""
+    """The files that a run has written so far."""
 
     path: Path
     config: TrainConfig
@@ -61,14 +61,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What `scm-fast evaluate --out` wrote: a model of whatever origin, on a split."""
+    """The files of `scm-fast evaluate --out`: a model of whatever origin, on a split."""
 
     path: Path
     evaluation: dict[str, Any]  # metrics.json
 
     @property
     def foreign_classes(self) -> bool:
-        """Whether the model's classes were not those of the data."""
+        """True if the model's classes were not those of the data."""
         return self.evaluation.get("foreign_classes", False)
 
     @property

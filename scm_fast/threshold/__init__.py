@@ -1,4 +1,4 @@
-"""Where a map is cut into object and background, and who decides that.
+"""The threshold that cuts a map into object and background, and the choice of it.
 
 | module       | what                                                                            |
 |--------------|---------------------------------------------------------------------------------|

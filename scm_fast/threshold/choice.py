@@ -1,4 +1,4 @@
-"""Who decides where maps are cut. This is the only place that says what stands in for what.
+"""The choice of a threshold. This is the only place that says what stands in for what.
 
 An evaluation follows its protocol; `heldout` becomes `unboxed` where no held-out image has boxes. A model in use
 follows what the user gives, else its checkpoint; else images choose, and of too few images it is the default.

@@ -30,7 +30,7 @@ Numbers: TypeAlias = "float | NDArray[np.float64]"
 
 
 class MapStatistics(NamedTuple):
-    """What a rule may know of a map of scores in [0, 1], or of several maps."""
+    """The statistics that a rule may use of a map of scores in [0, 1], or of several maps."""
 
     mean: Numbers
     std: Numbers
@@ -79,7 +79,7 @@ def rule_names() -> tuple[str, ...]:
 
 
 def rules_to_choose() -> tuple[str, ...]:
-    """What a user may ask boxes to choose: the best of all rules, or the best value of one."""
+    """Return what a user may ask boxes to choose: the best of all rules, or the best value of one."""
     return BEST, *reversed(_rules)
 
 

@@ -39,7 +39,7 @@ _GRAPH_ELEMENTS = 1 << 24  # of the images whose graphs are made at once
 
 
 def token_separation(maps: NDArray, tokens: Tensor) -> NDArray[np.float32]:
-    """How well the two parts separate the tokens at each of K `SEPARATION_VALUES`, (B, K); 0 where a part is empty.
+    """Return how well the parts separate the tokens at K `SEPARATION_VALUES`, (B, K); 0 where a part is empty.
 
     maps: (B, H, W), activation maps on the token grid.
     tokens: (B, D, H, W), on any device.

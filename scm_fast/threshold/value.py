@@ -38,7 +38,7 @@ class Threshold:
 
     @property
     def in_table(self) -> str:
-        """With as many digits as its neighbours."""
+        """Write it with as many digits as its neighbours."""
         return f"{self.rule} {self.value:.3f}"
 
     def level(self, scores: NDArray[np.float64]) -> int:

@@ -13,7 +13,7 @@ __all__ = ["Diverged", "Interrupted", "TrainConfig", "Trainer", "make_config", "
 
 
 def __getattr__(name: str) -> Any:
-    """What needs torch, when it is first used: configurations are read without it."""
+    """Import what needs torch when it is first used: configurations are read without it."""
     if name in ("Diverged", "Interrupted"):
         from . import stopping
 

@@ -13,7 +13,7 @@ WARMUP = 10  # steps; an average over fewer forgets faster, or it would long sta
 
 
 class WeightAverage:
-    """After step t, average += (1 - min(decay, t / (t + WARMUP))) (weights - average)."""
+    """A moving average: after step t, average += (1 - min(decay, t / (t + WARMUP))) (weights - average)."""
 
     def __init__(self, model: LocalizationModel, decay: float) -> None:
         self.model = copy.deepcopy(model).requires_grad_(False)
@@ -21,7 +21,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, model: LocalizationModel, step: int) -> None:
-        """With the weights after the step of that number, from 1 on."""
+        """Update with the weights after the step of that number, from 1 on."""
         share = 1 - min(self.decay, step / (step + WARMUP))
         mine: list[Tensor] = list(self.model.parameters())
         torch._foreach_lerp_(mine, list[Tensor](model.parameters()), share)

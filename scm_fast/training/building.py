@@ -1,4 +1,4 @@
-"""What a configuration stands for: model and loader."""
+"""Build what a configuration stands for: model and loader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a run, found out before anything is downloaded or computed."""
+"""Find what is wrong with a run before anything is downloaded or computed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FEW_STEPS = 10  # per epoch
 
 
 def resumes(config: TrainConfig) -> bool:
-    """Whether a run that is in the folder is to be continued: it was asked for, or torchrun started one anew."""
+    """Tell whether to continue a run in the folder: it was asked for, or torchrun started one anew."""
     return config.resume == "auto" or any(distributed.gather(distributed.restarts() > 0))
 
 

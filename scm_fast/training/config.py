@@ -245,7 +245,7 @@ class TrainConfig:
 
     @property
     def calibrates(self) -> bool:
-        """Whether the calibration module takes part in training."""
+        """True if the calibration module takes part in training."""
         from ..models.methods import make_method
 
         return make_method(self.method, self.method_options).calibrates(self.calibration)

@@ -1,4 +1,4 @@
-"""What a run tells while it goes on: a row every step and every epoch, as csv and for TensorBoard."""
+"""Logs of a run: a row every step and every epoch, as csv and for TensorBoard."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class RunLogs:
                 self._writers[writer].add_scalar(tag, value, place)
 
     def flush(self) -> None:
-        """Before a checkpoint: a run that resumes from it must find every point up to here."""
+        """Flush before a checkpoint: a run that resumes from it must find every point up to here."""
         for writer in self._writers.values():
             writer.flush()
 

@@ -1,4 +1,4 @@
-"""On what a run computes, in a line: nobody should find out by its speed that the GPU was not taken."""
+"""Describe the machine of a run in a line: nobody should find out by its speed that the GPU was not taken."""
 
 from __future__ import annotations
 

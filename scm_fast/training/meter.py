@@ -1,4 +1,4 @@
-"""How an epoch of training went."""
+"""Measure an epoch of training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a configuration comes from: YAML files, built-in ones among them, and the command line.
+"""Read a configuration: from YAML files, built-in ones among them, and the command line.
 
 Options that are text are taken literally: `data: 007` and `--out 2024_11_16` are names.
 """
@@ -141,7 +141,7 @@ def config_from_options(options: argparse.Namespace) -> TrainConfig:
 
 
 def _value(name: str, text: str) -> Any:
-    """What an option of the command line stands for: text as it is, anything else read as YAML."""
+    """Return the value of a command-line option: text as it is, anything else read as YAML."""
     try:
         value = safe_yaml.load(text)
     except yaml.YAMLError as error:

@@ -45,7 +45,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Within the `with`, no other command trains into this folder. All processes of this one enter together."""
+        """Keep other commands from training into this folder. All processes of this one enter together."""
         lock = FolderLock(self.path)
         distributed.on_first(lock.acquire)
         try:

@@ -1,4 +1,4 @@
-"""What optimiser steps report, read from a GPU without keeping it waiting.
+"""Reports of optimiser steps, read from a GPU without keeping it waiting.
 
 A step is queued on the device in full before its figures are asked for, and on a GPU those of the step before it
 are read then: one wait a step, while there is work queued. On the CPU nothing is queued, and the figures of a

@@ -1,4 +1,4 @@
-"""Why a run stops before its end."""
+"""Reasons why a run stops before its end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Diverged(Exception):
 
 
 class StopSignal:
-    """Within the `with`, SIGTERM or SIGINT asks to stop after the step; the third one stops at once."""
+    """A context in which SIGTERM or SIGINT asks to stop after the step; the third one stops at once."""
 
     def __init__(self) -> None:
         self.number = 0

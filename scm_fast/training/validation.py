@@ -23,7 +23,7 @@ from .config import TrainConfig
 
 
 def validation_settings(config: TrainConfig) -> EvaluationSettings:
-    """For the validation split, which chooses its own threshold unless that is fixed."""
+    """Return settings for the validation split, which chooses its own threshold unless that is fixed."""
     return EvaluationSettings(
         config.protocol,
         _threshold(config),
@@ -36,7 +36,7 @@ def validation_settings(config: TrainConfig) -> EvaluationSettings:
 
 
 def final_settings(config: TrainConfig) -> EvaluationSettings:
-    """For the test split, at the end."""
+    """Return settings for the test split, at the end."""
     return EvaluationSettings(
         config.protocol,
         _threshold(config),

@@ -1,4 +1,4 @@
-"""What a localisation model needs to know about a kind of network, and which kinds there are."""
+"""The interface between a localisation model and a kind of network, and the table of kinds."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ class Architecture:
         return backbone.fc_norm(tokens) if hasattr(backbone, "fc_norm") else tokens
 
     def can_append(self, backbone: Backbone) -> bool:
-        """Whether `features_appending` can be had."""
+        """True if `features_appending` can be had."""
         return False
 
     def features_appending(
         self, backbone: Backbone, images: Tensor, token: Tensor, from_cls: bool
     ) -> Features:
-        """As `features`, with a token (1, 1, D) after the patches that all of them see.
+        """Compute `features` with a token (1, 1, D) after the patches that all of them see.
 
         from_cls: whether the token is what it differs by from the CLS token.
         """
@@ -75,7 +75,7 @@ class Architecture:
         return None if backbone.patch_embed.dynamic_img_pad else backbone.patch_embed.patch_size[0]
 
     def takes_any_size(self, backbone: Backbone) -> bool:
-        """Whether images may be of another size than that which the network was built for."""
+        """True if images may be of another size than that which the network was built for."""
         return bool(getattr(backbone, "dynamic_img_size", False))
 
     def adapt_weights(self, backbone: Backbone, state: dict[str, Tensor], source: str) -> dict[str, Tensor]:
@@ -120,7 +120,7 @@ def find_architecture(backbone: Backbone) -> Architecture | None:
 
 
 def architecture_of(backbone: Backbone) -> Architecture:
-    """Of a network that `check_backbone` let pass."""
+    """Return the architecture of a network that `check_backbone` let pass."""
     found = find_architecture(backbone)
     assert found is not None, type(backbone)
     return found

@@ -1,4 +1,4 @@
-"""What a map is: a function of what the attention layers saw in one forward pass."""
+"""Maps: a map is a function of what the attention layers saw in one forward pass."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def get_map(name: str) -> Map:
 
 
 def look(map: Map, model: LocalizationModel, images: Tensor) -> tuple[Localization, Maps]:
-    """What `model`, in evaluation mode, says about images (B, 3, height, width), and the maps of any classes.
+    """Return the output of `model`, in evaluation mode, for images (B, 3, height, width), and maps of any classes.
 
     The memory is that of a forward and, for maps by class, a backward pass: attention matrices are formed for one
     head of one layer at a time.

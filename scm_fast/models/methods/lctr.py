@@ -103,7 +103,7 @@ class Lctr(Method):
         return {"head": CueDiggingHead(embed_dim, num_classes, preset)}
 
     def features(self, model: LocalizationModel, images: Tensor) -> Features:
-        """In evaluation mode with RPAM as their own map; one layer's attention matrix exists at a time."""
+        """Compute features, in evaluation mode with RPAM as their own map; one layer's matrix exists at a time."""
         if model.training:
             return super().features(model, images)
         with measure_layers(_relational_row) as rows:

@@ -1,4 +1,4 @@
-"""Which methods there are."""
+"""The table of methods."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def make_method(name: str, options: Mapping[str, Any]) -> Method:
 
 
 def published_method(state: dict[str, Tensor]) -> tuple[type[Method], Published] | None:
-    """Whose training code wrote these weights."""
+    """Return the method whose training code wrote these weights."""
     for method in _methods.values():
         if (found := method().published(state)) is not None:
             return method, found
@@ -64,5 +64,5 @@ def published_method(state: dict[str, Tensor]) -> tuple[type[Method], Published]
 
 
 def published_titles() -> str:
-    """Of the methods whose authors' files can be read."""
+    """Return the titles of the methods whose authors' files can be read."""
     return ", ".join(m.title for m in _methods.values() if m.published is not Method.published)

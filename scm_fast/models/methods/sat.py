@@ -81,7 +81,7 @@ class Sat(Method):
         return {"area": round(object_share(), 2)} if self.area == "measured" else {}
 
     def calibrates(self, calibration: Mapping[str, Any]) -> bool:
-        """If it is asked for: then the mask takes the place of the attention map in SCM's calibration."""
+        """True if asked for: then the mask takes the place of the attention map in SCM's calibration."""
         return bool(calibration)
 
     def prepare(self, name: str, backbone: Backbone) -> None:
@@ -101,7 +101,7 @@ class Sat(Method):
         return {"head": head, "spatial_token": SpatialToken(embed_dim)}
 
     def features(self, model: LocalizationModel, images: Tensor) -> Features:
-        """With the mask as their own map: in training what the loss terms take, else what is cut."""
+        """Compute features with the mask as their own map: in training what the loss takes, else what is cut."""
         with record(MASKS) as masks:
             architecture, token = architecture_of(model.backbone), cast(SpatialToken, model.spatial_token)()
             features = architecture.features_appending(model.backbone, images, token, self.start == "cls")
