@@ -12,7 +12,7 @@ installed := $(VENV)/.installed
 export PATH := $(abspath $(bin)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test slow-test quick-test lint docs bench-smoke coverage clean-demo
+.PHONY: help demo install test slow-test quick-test oldest-test lint docs bench-smoke coverage clean-demo
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -22,7 +22,8 @@ $(installed): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "make: $(PYTHON) must be Python 3.11 or later with venv (Debian: apt install python3-venv)" >&2; exit 2; }
 	@$(PYTHON) -m venv $(VENV)
-	@$(bin)/python -m pip install --quiet --disable-pip-version-check -e ".[dev,docs,onnx,plots,tensorboard]" -c constraints.txt
+	@$(bin)/python -m pip install --quiet --disable-pip-version-check \
+		-e ".[dev,docs,hub-kernel,onnx,plots,tensorboard]" -c constraints.txt
 	@touch $@
 
 install: $(installed) ## the virtual environment alone, in .venv
@@ -53,9 +54,26 @@ slow-test: $(installed) ## the slow tests: kernels compiled for every target, an
 
 # The rule is what a file speaks of: starting processes, training and running whole commands take most of the time.
 quick = $(shell grep -LE 'subprocess|spawn|Trainer|import (main|train)' tests/test_*.py)
+# Triton of the oldest torch is too old for the kernels. The other files are what users do first.
+without_kernels = $(shell grep -LE '(from|import) (kernel_|ptx|triton|scm_fast.kernels)' $(quick))
+also_oldest = tests/test_model.py tests/test_exports.py tests/test_hub.py tests/test_localizer.py
 
 quick-test: $(installed) ## the quickest tests: no kernels, and no file that trains, runs commands or starts processes
 	@pytest $(PYTEST) -m "not slow" -k "not triton" $(quick)
+
+# The versions of constraints-oldest.txt, with Python 3.11 if PYTHON is that.
+OLDEST ?= .venv-oldest
+
+$(OLDEST)/.installed: pyproject.toml constraints-oldest.txt
+	@echo "== making the virtual environment $(OLDEST) with the oldest versions"
+	@$(PYTHON) -m venv $(OLDEST)
+	@$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check -e ".[dev,onnx,plots,tensorboard]" \
+		-c constraints-oldest.txt
+	@touch $@
+
+oldest-test: $(OLDEST)/.installed ## the quickest tests with the oldest versions that users may have
+	@echo "== tests with the oldest versions"
+	@$(OLDEST)/bin/python -m pytest $(PYTEST) $(RESULTS) -m "not slow" -k "not triton" $(without_kernels) $(also_oldest)
 
 lint: $(installed) ## formatting, lint and types
 	@echo "== ruff and mypy"

@@ -16,6 +16,7 @@ ALLOWED = {
     "gpu without a twin": (r"no GPU", 6),  # five training shapes, and a second GPU
     "data": (r"SCM_FAST_DATA is not set", 0 if os.environ.get("SCM_FAST_DATA") else 12),
     "chromium": (r"chromium", 0),
+    "docker": (r"docker does not run", 1),
     "namespaces": (r"network namespaces", 1),
 }
 

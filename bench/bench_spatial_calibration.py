@@ -30,8 +30,12 @@ SHAPES = shapes(
         *(("both", *shape) for shape in [(1, 200, 14), (256, 200, 14), (128, 1000, 14), (32, 200, 28)]),
     ],
 )
-# What the module must reach against the reference, forward and backward.
-LEAST_SPEEDUP = {(128, 200, 14): 20, (8, 200, 28): 100}
+# What the module must reach against the reference, forward and backward. On a GPU it is a floor below what the
+# roofline promises of any (bench/roofline.py), and has not been measured yet.
+LEAST_SPEEDUP = {
+    "cpu": {(128, 200, 14): 20, (8, 200, 28): 100},
+    "cuda": {(128, 200, 14): 5, (8, 200, 28): 5},
+}
 LEAST_MEMORY_RATIO = 20
 MOST_GROWTH = 25  # in time, for 16 times as many tokens
 
@@ -78,9 +82,10 @@ def test_spatial_calibration(compare, device, full, limits, mode, batch, classes
     found = proven(found, dlogits, compared=3)  # that by beta nearly cancels in float32
     case = Case("spatial_calibration", mode, batch, classes, side, side, "float32")
     measured = compare(case, tasks(found, mode, dlogits))
-    if limits and mode == "both" and (batch, classes, side) in LEAST_SPEEDUP:
+    least = LEAST_SPEEDUP[device.type].get((batch, classes, side))
+    if limits and mode == "both" and least is not None:
         ours, working = fastest_backend(device), measured.working_bytes
-        assert measured.ratio("reference", ours) >= LEAST_SPEEDUP[batch, classes, side]
+        assert measured.ratio("reference", ours) >= least
         assert working["reference"] >= LEAST_MEMORY_RATIO * working[ours]
 
 

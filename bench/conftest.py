@@ -20,6 +20,7 @@ from measure import MIN_ROUNDS, CpuMeter, CudaMeter, Measured, Meter, NotRun, Ta
 
 from scm_fast.benchmarks.table import (
     CPU_TIME,
+    EAGER_TIME,
     PEAK_MEMORY,
     TIME,
     UNITS,
@@ -197,6 +198,11 @@ def _rows(
         ratios = percentiles("ratio_", measured.ratios(base, name)) if compared else {}
         seconds = measured.seconds[name]
         yield row(name, metric, **percentiles("", seconds), rounds=len(seconds), against=base or "", **ratios)
+        if name in measured.eager_seconds:
+            eager = measured.eager_seconds[name]
+            ratios = percentiles("ratio_", measured.eager_ratios(base, name)) if compared else {}
+            spread = percentiles("", eager)
+            yield row(name, EAGER_TIME, **spread, rounds=len(eager), against=base or "", **ratios)
         for of, counted in ((PEAK_MEMORY, measured.peak_bytes), (WORKING_MEMORY, measured.working_bytes)):
             if name in counted:
                 value = np.array(counted[name], dtype=float)

@@ -45,14 +45,11 @@ ATTENTION = "attention"
 METHODS: dict[str, dict[str, Any]] = {
     "tscam": {**PLAIN, "method": "tscam"},
     "scm": {**PLAIN, "method": "scm", "calibration": PAPER},
-    "scm-fast-recipe": {
+    "sat-0.25": {
         **read_recipe("custom_folder"),
-        "method": "scm",
-        "calibration": PAPER,
-        "method_options": {},
-        "frozen_blocks": None,
+        "method_options": {"area": 0.25, "fusion": "product", "start": "cls"},
+        "calibration": {},
     },
-    "sat-0.25": {**read_recipe("custom_folder"), "method_options": {"area": 0.25, "start": "cls"}},
     "custom_folder": read_recipe("custom_folder"),
 }
 COLUMNS = (

@@ -3,6 +3,10 @@
 A machine that is busy for a while slows all tasks of a round, so the ratio of two tasks within a round moves
 much less than either time. On the CPU the clock is `perf_counter` (or processor time), and memory is counted
 by the profiler; on CUDA, events on the stream after a flush of the L2 cache, and the allocator's peak.
+
+On CUDA there are two times. That of the kernels is taken with all launches in the queue before the first of them
+may start: of a step of few small kernels, the host's time to launch them would otherwise be all that is seen. The
+eager time has the host in it, as a program without CUDA graphs has.
 """
 
 from __future__ import annotations
@@ -22,6 +26,8 @@ MIN_ROUNDS, MAX_ROUNDS = 5, 100
 TURN, MAX_REPEATS = 0.06, 1000
 # Rounds go on until the median ratios are known to about this fraction, or the time for the case is over.
 PRECISION = 0.02
+# Cycles that a GPU is kept busy while launches are queued: at first, and at most (about a second).
+FIRST_SPIN, LAST_SPIN = 2**20, 2**31
 # More than any GPU's L2 cache.
 FLUSH_BYTES = 512 * 2**20
 
@@ -70,6 +76,9 @@ class CpuMeter:
             del result  # freeing it is not part of the work
         return total / repeats
 
+    def eager_seconds(self, task: Task) -> float | None:
+        return None  # there is no other time on the CPU
+
     def peak_bytes(self, task: Task) -> tuple[int, int]:
         """Bytes of tensors alive at once beyond those alive before `run`, and those of what it returns."""
         given = task.prepare()
@@ -94,15 +103,32 @@ class CudaMeter:
         return 1  # nothing interrupts a kernel, and a second run would find the cache filled
 
     def seconds(self, task: Task, repeats: int) -> float:
+        """Of the kernels alone. A task that waits for the GPU itself has the host's time in it all the same."""
+        spin = FIRST_SPIN
+        while True:
+            seconds, queued_in_time = self._timed(task, spin)
+            if queued_in_time or spin >= LAST_SPIN:
+                return seconds
+            spin *= 4
+
+    def eager_seconds(self, task: Task) -> float | None:
+        """Of the kernels and of the host, which launches them while they run."""
+        return self._timed(task, 0)[0]
+
+    def _timed(self, task: Task, spin: int) -> tuple[float, bool]:
+        """Seconds, and whether the host had launched everything before the GPU began with it."""
         given = task.prepare()
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self.flush.zero_()  # what the previous task left in the cache is gone
+        if spin:
+            torch.cuda._sleep(spin)
         start.record()
         result = task.run(given)
         end.record()
+        queued_in_time = not start.query()
         torch.cuda.synchronize()
         del result
-        return start.elapsed_time(end) / 1e3
+        return start.elapsed_time(end) / 1e3, queued_in_time
 
     def peak_bytes(self, task: Task) -> tuple[int, int]:
         given = task.prepare()
@@ -129,12 +155,16 @@ class Measured:
     """Seconds of every round by task, in the order of the rounds, and bytes where they were counted."""
 
     seconds: dict[str, np.ndarray]  # each (rounds,)
+    eager_seconds: dict[str, np.ndarray]  # on a GPU
     peak_bytes: dict[str, int]
     working_bytes: dict[str, int]  # the peak without what the task returns
 
     def ratios(self, name: str, base: str) -> np.ndarray:
         """Return for every round what `name` took over what `base` took."""
         return self.seconds[name] / self.seconds[base]
+
+    def eager_ratios(self, name: str, base: str) -> np.ndarray:
+        return self.eager_seconds[name] / self.eager_seconds[base]
 
     def ratio(self, name: str, base: str) -> float:
         return float(np.median(self.ratios(name, base)))
@@ -155,6 +185,7 @@ def measure(
     peaks = {name: meter.peak_bytes(task) for name, task in tasks.items()} if memory else {}
     repeats = {name: meter.repeats(task) for name, task in tasks.items()}
     rounds: dict[str, list[float]] = {name: [] for name in tasks}
+    eager: dict[str, list[float]] = {name: [] for name in tasks}
     gc.collect()
     gc.disable()
     try:
@@ -162,12 +193,15 @@ def measure(
         for count in range(1, MAX_ROUNDS + 1):
             for name, task in tasks.items():
                 rounds[name].append(meter.seconds(task, repeats[name]))
+                if (seconds_of_eager := meter.eager_seconds(task)) is not None:
+                    eager[name].append(seconds_of_eager)
             if count >= min_rounds and (time.perf_counter() >= end or settled(rounds, base)):
                 break
     finally:
         gc.enable()
     return Measured(
         {name: np.array(values) for name, values in rounds.items()},
+        {name: np.array(values) for name, values in eager.items() if values},
         {name: peak for name, (peak, _) in peaks.items()},
         {name: max(peak - returned, 0) for name, (peak, returned) in peaks.items()},
     )

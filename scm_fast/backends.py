@@ -9,6 +9,7 @@ is an error with the reason; where nobody asks, the fastest that can is taken, a
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import inspect
 import os
@@ -16,6 +17,7 @@ import typing
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from itertools import islice
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -26,7 +28,8 @@ from .errors import InputError
 BACKENDS = ("reference", "torch", "triton")
 ENVIRONMENT_VARIABLE = "SCM_FAST_BACKEND"
 # Where the torch and the triton backend have their module of each op, with functions of the same names.
-_PACKAGES = {"torch": "scm_fast.ops", "triton": "scm_fast.kernels"}
+_PACKAGES = {"torch": f"{__package__}.ops", "triton": f"{__package__}.kernels"}
+NAMESPACE = "scm_fast"  # of the ops that are registered with PyTorch
 
 _in_context: ContextVar[str] = ContextVar("scm_fast_backend", default="auto")
 
@@ -69,16 +72,17 @@ def requested_backend(argument: str = "auto") -> Request:
     return Request("auto", "nobody")
 
 
-def _find_triton_kernels() -> str:
-    """Why the Triton kernels cannot be imported; empty when they can."""
-    if importlib.util.find_spec("triton") is None:
+@functools.cache
+def why_no_kernels() -> str:
+    """Return why the Triton kernels cannot be imported; empty when they can. Triton itself is not imported."""
+    triton = importlib.util.find_spec("triton")
+    if triton is None:
         return "triton is not installed; torch brings it with its builds for CUDA and ROCm"
-    if importlib.util.find_spec("scm_fast.kernels") is None:
-        return "scm_fast.kernels is not installed (run `pip install -e .` in the clone)"
+    if not Path(str(triton.origin)).with_name("language").joinpath("target_info.py").is_file():
+        return "this triton is too old: the kernels need the one of torch 2.9, or a later one"
+    if importlib.util.find_spec(_PACKAGES["triton"]) is None:
+        return f"{_PACKAGES['triton']} is not installed (run `pip install -e .` in the clone)"
     return ""
-
-
-_WHY_NO_KERNELS = _find_triton_kernels()
 
 
 def interpreting() -> bool:
@@ -93,8 +97,8 @@ def why_not(backend: str, device: torch.device | str | None = None) -> str:
     """
     if backend != "triton":
         return ""
-    if _WHY_NO_KERNELS:
-        return _WHY_NO_KERNELS
+    if reason := why_no_kernels():
+        return reason
     if interpreting():
         return ""
     if device is None:
@@ -172,6 +176,6 @@ def custom_op(name: str) -> Callable:
             for field, kind in fields.items()
         ]
         flat_body.__signature__ = inspect.Signature(parameters, return_annotation=result)  # type: ignore[attr-defined]
-        return torch.library.custom_op(f"scm_fast::{name}", flat_body, mutates_args=())
+        return torch.library.custom_op(f"{NAMESPACE}::{name}", flat_body, mutates_args=())
 
     return register

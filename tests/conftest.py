@@ -7,14 +7,20 @@
 The interpreter replaces the compiler in a whole process, so one run of pytest has the one or the other.
 """
 
-import importlib.util
 import os
 import re
 import signal
 from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
 
 import pytest
 import torch
+
+from scm_fast import InputError
+from scm_fast.backends import why_no_kernels
+
+PINNED_TIMM = re.search(r"^timm==(.+)$", (Path(__file__).parents[1] / "constraints.txt").read_text(), re.M)[1]
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Workers share the cores: threads of several processes that wait for each other are slower than one each.
@@ -47,12 +53,30 @@ def _interpreted() -> bool:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    if parameters.get("backend") == "triton" and (reason := why_no_kernels()):
+        pytest.skip(reason)
+    if item.get_closest_marker("one_graph") and torch.__version__.startswith("2.6."):
+        pytest.skip("torch.compile breaks the graph at a ContextVar before PyTorch 2.7")
     if item.get_closest_marker("gpu") is None:
         return
     if _interpreted():
         pytest.skip("no GPU in this run, which interprets kernels; `pytest -m gpu` uses it")
     if not torch.cuda.is_available():
         pytest.skip("no GPU")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
+    """Skip tests of what the oldest timm and Triton do not have yet; the pinned ones must have all."""
+    try:
+        return (yield)
+    except InputError as error:
+        if "is not a model of timm" in str(error) and metadata.version("timm") != PINNED_TIMM:
+            pytest.skip(str(error))
+        if (reason := why_no_kernels()) and reason in str(error):
+            pytest.skip(reason)
+        raise
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -110,8 +134,8 @@ def poisoned_memory(device: str) -> Iterator[None]:
 
 @pytest.fixture
 def launched() -> Iterator[Callable[[], set[str]]]:
-    """Names of the kernels that the test has launched so far; empty where triton is not installed."""
-    if importlib.util.find_spec("triton") is None:
+    """Names of the kernels that the test has launched so far; empty where there are no kernels."""
+    if why_no_kernels():
         yield set
         return
     from kernel_launches import recorded_launches

@@ -91,3 +91,17 @@ def test_works_without_triton():
     run = subprocess.run([sys.executable, "-c", CALIBRATION_WITHOUT_TRITON], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert "triton is not installed" in run.stdout
+
+
+def test_an_old_triton_is_named(monkeypatch, tmp_path):
+    """That of torch 2.6 has no `target_info`, which the kernels import."""
+    (tmp_path / "triton" / "language").mkdir(parents=True)
+    (tmp_path / "triton" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "triton", raising=False)
+    why_no_kernels = backends.why_no_kernels.__wrapped__
+    assert why_no_kernels() == (
+        "this triton is too old: the kernels need the one of torch 2.9, or a later one"
+    )
+    (tmp_path / "triton" / "language" / "target_info.py").touch()
+    assert why_no_kernels() == ""

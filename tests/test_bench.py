@@ -11,6 +11,7 @@ from PIL import Image
 from scm_fast.benchmarks.regressions import find_regressions
 from scm_fast.benchmarks.table import (
     COLUMNS,
+    EAGER_TIME,
     PEAK_MEMORY,
     TIME,
     WORKING_MEMORY,
@@ -111,6 +112,19 @@ def test_the_printed_table():
     assert "10x (9.5 - 10.5)" in lines[2]
     assert lines[3].strip() == "triton     not run: no GPU, none at all"
     assert len(lines) == 4
+
+
+def test_eager_times_have_columns_of_their_own():
+    rows = [reference_row(0.25), torch_row(10.0)]
+    eager = [dataclasses.replace(row, metric=EAGER_TIME) for row in (reference_row(0.5), torch_row(4.0))]
+    lines = format_table([*rows, *eager]).splitlines()
+    assert len(lines) == 3
+    assert "eager time (p20 - p80)" in lines[0]
+    assert "250 ms (238 - 262)" in lines[1]
+    assert "500 ms (475 - 525)" in lines[1]
+    assert "10x (9.5 - 10.5)" in lines[2]
+    assert "4x (3.8 - 4.2)" in lines[2]
+    assert "eager" not in format_table(rows)
 
 
 def test_large_numbers_have_no_exponent():

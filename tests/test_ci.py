@@ -89,6 +89,28 @@ def test_the_workflow_runs_that_script():
     assert not {"if", "continue-on-error"} & job.keys()
 
 
+def test_a_job_runs_the_oldest_versions():
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
+    job = workflow["jobs"]["oldest"]
+    assert job["steps"][-1]["run"].startswith("make oldest-test")
+    assert not {"if", "continue-on-error"} & job.keys()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_target_of_the_oldest_versions(tmp_path, fails):
+    """It runs tests of users' first steps with that environment's own Python, and fails with them."""
+    python = tmp_path / "oldest" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\necho $*\nexit {3 * fails}\n")
+    python.chmod(0o755)
+    (tmp_path / "oldest" / ".installed").touch()
+    command = ["make", "-C", ROOT, "oldest-test", f"OLDEST={tmp_path / 'oldest'}", "PYTEST=", "RESULTS="]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode != 0) == fails, done.stderr
+    for name in ("model", "boxes", "exports", "localizer"):
+        assert f"tests/test_{name}.py" in done.stdout
+
+
 REPORT = """<testsuites><testsuite>
 <testcase classname="t" name="a[cpu-1]"/>
 <testcase classname="t" name="a[cuda-1]"><skipped message="no GPU in this run">t.py:1: no GPU</skipped></testcase>

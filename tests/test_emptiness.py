@@ -109,7 +109,7 @@ def test_every_format_has_images_without_a_box(tmp_path, capsys):
     assert [(row["image"] != "", row["x0"]) for row in rows] == [(True, "")] * 3
     coco = json.loads((tmp_path / "coco" / "predictions.coco.json").read_text())
     assert (len(coco["images"]), coco["annotations"]) == (3, [])
-    assert [file.read_text() for file in sorted((tmp_path / "yolo" / "labels").glob("*.txt"))] == [""] * 3
+    assert [file.read_text() for file in sorted((tmp_path / "yolo/yolo/labels").glob("*.txt"))] == [""] * 3
     assert len(list((tmp_path / "csv" / "overlays").iterdir())) == 3
 
 

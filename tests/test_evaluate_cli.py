@@ -387,7 +387,7 @@ def test_every_image_goes_through_the_model_once(in_process, data, checkpoint, t
 def test_an_image_passes_few_files_of_the_project(data, checkpoint, tmp_path, monkeypatch):
     """A reader of the code opens so many files from an open data set to the written figures."""
     # Boxes are found in another process, or in a thread where there is no fork; only a thread can be watched.
-    monkeypatch.setattr("scm_fast.evaluation.evaluator.sys", types.SimpleNamespace(platform="darwin"))
+    monkeypatch.setattr("scm_fast.evaluation.extraction.sys", types.SimpleNamespace(platform="darwin"))
     package = str(Path(scm_fast.__file__).parent)
     predictor = Predictor(scm_fast.load_model(checkpoint), torch.device("cpu"))
     source = DataSource(data)

@@ -214,14 +214,16 @@ def test_inference_copy_equals_evaluation_mode(method):
 )
 def test_exports_with_a_dynamic_batch(name):
     model = create_model(name, 7, image_size=64, backbone_options=SMALL).for_inference()
-    batch = {0: torch.export.Dim("batch", min=1)}
-    program = torch.export.export(model, (torch.randn(2, 3, 64, 64),), dynamic_shapes=(batch,))
+    batch = {0: torch.export.Dim("batch", min=1, max=2**30)}
+    images = torch.randn(2, 3, 64, 64)
+    program = torch.export.export(model, (images,), dynamic_shapes=(batch,), strict=False)
     for size in (1, 5):
         images = torch.randn(size, 3, 64, 64)
         for ours, theirs in zip(program.module()(images), model(images), strict=True):
             torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.one_graph
 def test_training_and_inference_compile_without_a_graph_break():
     torch._dynamo.reset()
     model = create_model("deit_tiny_patch16_224", 7, image_size=64, backbone_options=SMALL).train()

@@ -1,5 +1,6 @@
-"""SAT's area, measured on the attention of the network that training starts from."""
+"""SAT's area, measured before training on the boxes of a short training by SCM."""
 
+import dataclasses
 import os
 import shutil
 from pathlib import Path
@@ -14,7 +15,9 @@ from scm_fast import InputError, Localizer, create_model, load_model, save_model
 from scm_fast.cli import main
 from scm_fast.data import open_dataset
 from scm_fast.threshold import Threshold
-from scm_fast.training import measure_object_share, object_share
+from scm_fast.training import make_config, measure_object_share, object_share
+from scm_fast.training.object_share import train_briefly
+from scm_fast.training.recipes import read_recipe
 
 SMALL = {"patch_size": 16, "embed_dim": 32, "depth": 4, "num_heads": 2}
 BACKBONE = "vit_tiny_patch16_224"
@@ -53,19 +56,59 @@ def train(tmp_path, *options, area="measured"):
     return main(["train", *(w for name, value in given.items() for w in (f"--{name}", value)), *options])
 
 
-def test_the_share_is_the_mean_over_images_of_what_the_threshold_lets_through(tmp_path):
+@pytest.fixture(autouse=True)
+def few_steps(request, monkeypatch):
+    if "real" not in request.node.name:
+        monkeypatch.setattr(object_share, "STEPS", 2)
+
+
+def test_the_share_is_that_of_ellipses_in_the_boxes(tmp_path):
     model = make_start(tmp_path / "start")
     dataset = open_dataset(str(write_cub(tmp_path / "CUB")), "train")
     paths = [record.path for record in dataset.records]
     localizer = Localizer(model, "cpu")
     localizer.choose_threshold(paths)
-    cut = localizer.threshold
-    shares = [
-        np.mean(np.floor(found.map * 255) > cut.level(found.map.astype(np.float64)))
-        for found in localizer.predict(paths)
-    ]
+    shares = []
+    for found in localizer.predict(paths):
+        x0, y0, x1, y1 = found.box
+        shares.append(np.pi / 4 * (x1 - x0) * (y1 - y0) / (found.size[0] * found.size[1]))
     assert min(shares) != max(shares)
     assert measure_object_share(model, dataset) == pytest.approx(np.mean(shares))
+
+
+def test_the_short_training_is_scm_from_the_given_weights_and_the_same_again(tmp_path, monkeypatch):
+    start = make_start(tmp_path / "start")
+    data = write_cub(tmp_path / "CUB")
+    given = {"data": str(data), "backbone": BACKBONE, "backbone_options": SMALL, "image_size": 64}
+    sat = {"method": "sat", "frozen_blocks": 2, "head_lr": 1e-3, "warmup_epochs": 0, "average": 0.9}
+    config = make_config({**given, **sat, "pretrained": str(tmp_path / "start")}, "test")
+    dataset = config.source().split("train")
+    one, two = (train_briefly(config, dataset, torch.device("cpu")) for _ in range(2))
+    assert one.config.method == "scm"
+    assert not one.training
+    for (name, mine), (_, other) in zip(one.named_parameters(), two.named_parameters(), strict=True):
+        assert torch.equal(mine, other), name
+    weight = "blocks.0.attn.qkv.weight"
+    moved = (one.backbone.get_parameter(weight) - start.backbone.get_parameter(weight)).abs().max()
+    assert 0 < moved < 3 * 2 * object_share.LR  # two steps of Adam, of its own rate, and no block is frozen
+
+
+def test_unreadable_images_are_passed_over_if_they_may_be(tmp_path):
+    make_start(tmp_path / "start")
+    data = write_cub(tmp_path / "CUB")
+    given = {"data": str(data), "backbone": BACKBONE, "backbone_options": SMALL, "image_size": 64}
+    given |= {"pretrained": str(tmp_path / "start"), "skip_bad_images": True}
+    config = make_config(given, "test")
+    dataset = config.source().split("train")
+    paths = [Path(record.path) for record in dataset.records]
+    paths[0].write_bytes(b"no image")
+    train_briefly(config, dataset, torch.device("cpu"))
+    strict = dataclasses.replace(config, skip_bad_images=False)
+    for path in paths:
+        path.write_bytes(b"no image")
+    for each in (config, strict):
+        with pytest.raises(InputError, match="cannot read this image"):
+            train_briefly(each, dataset, torch.device("cpu"))
 
 
 def test_training_measures_once_and_a_resumed_run_keeps_the_number(tmp_path, capsys, monkeypatch):
@@ -80,7 +123,7 @@ def test_training_measures_once_and_a_resumed_run_keeps_the_number(tmp_path, cap
     }
     monkeypatch.setattr(object_share, "measure_object_share", lambda *_: pytest.fail("measured again"))
     assert train(tmp_path, "--resume", "auto") == 0
-    assert "measuring" not in capsys.readouterr().out
+    assert "objects take" not in capsys.readouterr().out
     assert load_model(tmp_path / "run" / "last").method.area == area
 
 
@@ -122,16 +165,22 @@ def test_a_mask_is_cut_by_otsu_where_nobody_chooses(tmp_path):
     assert other.threshold != Threshold(1.0, "between")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("SCM_FAST_DATA" not in os.environ, reason="needs SCM_FAST_DATA")
 @pytest.mark.parametrize(
-    ("data", "low", "high"),
-    [("domains/butterflies/set", 0.30, 0.42), ("domains/cars/set", 0.37, 0.50), ("CUB_200_2011", 0.18, 0.28)],
+    ("data", "box"), [("domains/butterflies/set", 0.44), ("domains/cars/set", 0.55), ("CUB_200_2011", 0.30)]
 )
-def test_real_objects_are_measured_close_to_what_serves(data, low, high, monkeypatch):
-    """Boxes take 0.44, 0.55 and 0.3 of these images, and objects most of their boxes."""
+def test_real_objects_are_measured_close_to_their_boxes(data, box):
+    """`box` is the mean share of the images that their boxes take."""
     root = Path(os.environ["SCM_FAST_DATA"])
-    monkeypatch.setattr(object_share, "IMAGES", 60)
-    dataset = open_dataset(str(root / data), "train")
-    weights = root / "weights" / "deit_tiny_patch16_224.safetensors"
-    model = create_model("deit_tiny_patch16_224", dataset.num_classes, "cls", weights)
-    assert low < measure_object_share(model, dataset) < high
+    weights = str(root / "weights" / "deit_tiny_patch16_224.safetensors")
+    given = {
+        "data": str(root / data),
+        "backbone": "deit_tiny_patch16_224",
+        "pretrained": weights,
+        "amp": "bf16",
+    }
+    config = make_config(read_recipe("custom_folder") | given, "test")
+    dataset = config.source().split("train")
+    share = measure_object_share(train_briefly(config, dataset, torch.device("cpu")), dataset)
+    assert share == pytest.approx(np.pi / 4 * box, rel=0.2)

@@ -7,6 +7,8 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -35,16 +37,35 @@ def test_pre_commit_has_the_pinned_ruff():
     }
 
 
+def pins(file: str) -> dict[str, str]:
+    """Distribution -> its exact version in a file of constraints, which has nothing else."""
+    lines = [line for line in (ROOT / file).read_text().splitlines() if not line.startswith("#")]
+    found = [re.fullmatch(r"([\w.-]+)==([\w.+]+)", line) for line in lines]
+    assert all(found), [line for line, match in zip(lines, found, strict=True) if not match]
+    return {canonical(match[1]): match[2] for match in found}
+
+
+def bounds(text: str) -> list[tuple[str, str]]:
+    return re.findall(r'"([\w-]+)>=([\d.]+)[";]', text)
+
+
 def test_lower_bounds_are_the_versions_that_are_tested():
-    """The minor version, or where minor versions are years apart (timm) the whole."""
-    pins = re.findall(r"^([\w.-]+)==(.+)$", (ROOT / "constraints.txt").read_text(), re.M)
-    tested = {canonical(name): version for name, version in pins}
+    """Those of users are in the oldest environment of CI, those of developers in its usual one."""
     project = (ROOT / "pyproject.toml").read_text().split("[project]")[1].split("[project.scripts]")[0]
-    bounds = re.findall(r'"([\w-]+)>=([\d.]+)[";]', project)
-    assert len(bounds) > 20
-    for name, bound in bounds:
-        version = tested[canonical(name)]
-        assert bound in (version, ".".join(version.split(".")[: 3 if name == "timm" else 2])), name
+    users = project.split("\ndev = [")[0]
+    oldest, newest = pins("constraints-oldest.txt"), pins("constraints.txt")
+    assert len(bounds(users)) > 15
+    for name, bound in bounds(project):
+        version = (oldest if name in dict(bounds(users)) else newest)[canonical(name)]
+        assert version == bound or version.startswith(f"{bound}."), name
+    assert {canonical(name) for name, _ in bounds(users)} <= newest.keys()
+    for name, floor in {
+        "torch": "2.6",
+        "numpy": "1.26",
+        "opencv-python-headless": "4.8",
+        "pydantic": "2.5",
+    }.items():
+        assert (name, floor) in bounds(users)
 
 
 def test_every_package_folder_is_packaged():
@@ -116,14 +137,27 @@ def test_extras_are_not_needed_to_start():
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    """Built from a copy: setuptools leaves its traces beside the sources."""
+    """A wheel that was built from a sdist, as a release is; both are in its folder.
+
+    From a copy: setuptools leaves its traces beside the sources.
+    """
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "CITATION.cff", "MANIFEST.in"):
         shutil.copy(ROOT / name, source)
     for name in ("scm_fast", "kernels", "configs", "tests", "bench"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", out, source)
+    run(sys.executable, "-m", "build", "--no-isolation", "-o", out, source)
     return next(out.glob("*.whl"))
+
+
+@pytest.mark.slow
+def test_sdist_holds_what_a_wheel_is_built_of(wheel):
+    (archive,) = wheel.parent.glob("*.tar.gz")
+    with tarfile.open(archive) as contents:
+        names = {name.partition("/")[2] for name in contents.getnames()}
+    assert {"pyproject.toml", "LICENSE", "README.md", "CITATION.cff"} <= names
+    assert {"kernels/pooling.py", "configs/builtin.yaml", "scm_fast/py.typed"} <= names
+    assert not any(name.startswith("bench") for name in names)
 
 
 @pytest.mark.slow
@@ -185,3 +219,66 @@ def test_wheel_works_in_an_empty_environment(installed, tmp_path):
     assert (tmp_path / "found" / "predictions.json").is_file()
     shown = run(installed / "scm-fast", "train", "--help", **here)
     assert all(name in re.sub(r"\s+", "", shown) for name in recipe_names())
+
+
+def test_citation():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["cff-version"] == "1.2.0"
+    assert {"title", "authors", "message"} <= citation.keys()
+    assert citation["version"] == scm_fast.__version__
+    assert citation["license"] == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["license"]
+    (paper,) = citation["references"]
+    assert f"{{{paper['title']}}}" in (ROOT / "README.md").read_text()
+
+
+def test_security_policy_says_what_is_so():
+    policy = (ROOT / "SECURITY.md").read_text()
+    assert "weights_only=True" in policy
+    assert "weights_only=True" in (ROOT / "scm_fast/models/weights.py").read_text()
+    loads = [file for file in (ROOT / "scm_fast").rglob("*.py") if "torch.load(" in file.read_text()]
+    for file in loads:
+        assert file.read_text().count("torch.load(") == file.read_text().count("weights_only=True"), file
+
+
+def publishing() -> dict:
+    return yaml.safe_load((ROOT / ".github/workflows/publish.yml").read_text())["jobs"]
+
+
+def test_a_release_is_run_before_it_is_published():
+    jobs = publishing()
+    assert jobs["publish"]["needs"] == "build"
+    assert jobs["publish"]["permissions"] == {"id-token": "write"}
+    commands = "\n".join(step.get("run", "") for step in jobs["build"]["steps"])
+    order = ["test ", "python -m build", "pip install --quiet dist/*.whl", "scm-fast demo --quick"]
+    places = [commands.index(command) for command in order]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize(("tag", "status"), [(f"v{scm_fast.__version__}", 0), ("v99.0.0", 1)])
+def test_a_release_of_another_version_is_refused(tag, status):
+    (command,) = (
+        step["run"] for step in publishing()["build"]["steps"] if step.get("name") == "The tag is the version"
+    )
+    environment = {**os.environ, "GITHUB_REF_NAME": tag}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    assert subprocess.run(["bash", "-e", "-c", command], cwd=ROOT, env=environment).returncode == status
+
+
+def test_the_image_copies_what_the_demo_needs():
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    copied = {name for line in lines if line.startswith("COPY ") for name in line.split()[1:-1]}
+    assert all((ROOT / name).exists() for name in copied)
+    assert {"pyproject.toml", "README.md", "LICENSE", "Makefile", "constraints.txt"} <= copied
+    assert {"scm_fast", "kernels", "configs"} <= copied
+    not_ignored = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line[0] == "!"}
+    assert not_ignored == copied
+    assert lines[-1] == 'CMD ["make", "demo"]'
+
+
+@pytest.mark.slow
+def test_the_image_runs_the_demo():
+    if shutil.which("docker") is None or subprocess.run(["docker", "info"], capture_output=True).returncode:
+        pytest.skip("docker does not run here")
+    run("docker", "build", "--quiet", "--tag", "scm-fast-test", ROOT)
+    shown = run("docker", "run", "--rm", "scm-fast-test", "make", "demo", "QUICK=1")
+    assert "SCM" in shown

@@ -143,7 +143,7 @@ def test_the_product_of_the_masks_is_cut_and_their_mean_trained():
     assert all(torch.equal(got.terms[name], expected.terms[name]) for name in expected.terms)
 
 
-def test_the_coupled_map_is_the_root_of_mask_attention_and_semantic_map():
+def test_the_coupled_map_is_the_geometric_mean_of_mask_attention_and_semantic_map():
     model = make_model()
     coupled = make_model(method_options={"fusion": "coupled"}, calibration={"num_blocks": 2, "iterations": 3})
     images = torch.randn(3, 3, 48, 80, dtype=torch.float64)
@@ -155,7 +155,7 @@ def test_the_coupled_map_is_the_root_of_mask_attention_and_semantic_map():
     own = torch.stack([semantic[image, row] for image, row in enumerate(classes)]).clamp(min=0)
     assert (own > 0).any()
     assert (own == 0).any()
-    expected = (sum(masks).unsqueeze(1) / 3 * sum(rows).unsqueeze(1) / len(rows) * own).sqrt()
+    expected = (sum(masks).unsqueeze(1) / 3 * sum(rows).unsqueeze(1) / len(rows) * own) ** (1 / 3)
     torch.testing.assert_close(localization.activation_map(classes), expected, rtol=1e-8, atol=1e-10)
     torch.testing.assert_close(localization.logits, logits, rtol=1e-8, atol=1e-10)
     assert coupled.method.has_semantic

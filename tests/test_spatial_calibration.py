@@ -345,6 +345,7 @@ def test_autocast_keeps_fields_in_float32(device, backend, dtype):
     assert S_half.grad.dtype == F_half.grad.dtype == dtype
 
 
+@pytest.mark.one_graph
 @pytest.mark.not_compiled
 @pytest.mark.parametrize("backend", ["reference", *KERNELS])
 def test_compiles_to_one_graph(device, backend):
@@ -373,6 +374,7 @@ def each_op(backend, device):
     }
 
 
+@pytest.mark.one_graph
 @pytest.mark.not_compiled
 @pytest.mark.parametrize("name", each_op("torch", "cpu"))
 @pytest.mark.parametrize("backend", KERNELS)

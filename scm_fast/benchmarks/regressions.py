@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 
 from ..errors import InputError
-from .table import TIMES, Row, format_bytes, ratio_cell
+from .table import ALL_TIMES, Row, format_bytes, ratio_cell
 
 # So much may the times of two runs on one machine differ, and their memory, which is counted.
 TOLERANCE = 0.2
@@ -58,7 +58,7 @@ def find_regressions(
     changes = [change(first[key], second[key]) for key in common if not _is_baseline(first[key])]
 
     def moved_by(found: Change, factor: float) -> bool:
-        allowed = tolerance if found.before.metric in TIMES else MEMORY_TOLERANCE
+        allowed = tolerance if found.before.metric in ALL_TIMES else MEMORY_TOLERANCE
         return found.beyond_spread and factor > 1 + allowed
 
     return Regressions(
@@ -76,7 +76,7 @@ def _inverse(factor: float) -> float:
 
 def _is_baseline(row: Row) -> bool:
     """Tell whether this is the time that others are measured by: its own ups and downs are the machine's."""
-    return row.metric in TIMES and row.against == row.backend
+    return row.metric in ALL_TIMES and row.against == row.backend
 
 
 def change(before: Row, after: Row) -> Change:
@@ -88,7 +88,7 @@ def change(before: Row, after: Row) -> Change:
 
 def _taken(row: Row, other: Row) -> tuple[float, float, float]:
     """Return what `row` takes, lowest first: against its baseline if `other` has one too, else in its own unit."""
-    if row.metric in TIMES and row.ratio_range and other.ratio_range:
+    if row.metric in ALL_TIMES and row.ratio_range and other.ratio_range:
         low, middle, high = row.ratio_range  # large when the backend is quick
         return 1 / high, 1 / middle, 1 / low
     return row.range
@@ -117,6 +117,6 @@ def _describe(one: Change) -> str:
 
 
 def _figure(row: Row) -> str:
-    if row.metric not in TIMES:
+    if row.metric not in ALL_TIMES:
         return format_bytes(row.range[1])
     return f"{ratio_cell(row)} against {row.against}" if row.ratio_range else f"{row.range[1]:.3g} s"

@@ -15,12 +15,14 @@ from pathlib import Path
 from ..errors import InputError
 from ..files import replacing
 
-TIME = "time"  # wall-clock seconds
+TIME = "time"  # wall-clock seconds; on a GPU those of its kernels, which nobody holds up
+EAGER_TIME = "eager time"  # on a GPU, with the host that launches the kernels one by one
 CPU_TIME = "cpu time"  # processor seconds of all threads
 PEAK_MEMORY = "peak memory"  # bytes of tensors alive at once, beyond those before the call
 WORKING_MEMORY = "working memory"  # the same without what the call returns
 TIMES = (TIME, CPU_TIME)
-UNITS = {TIME: "s", CPU_TIME: "s", PEAK_MEMORY: "bytes", WORKING_MEMORY: "bytes"}
+ALL_TIMES = (*TIMES, EAGER_TIME)
+UNITS = {TIME: "s", EAGER_TIME: "s", CPU_TIME: "s", PEAK_MEMORY: "bytes", WORKING_MEMORY: "bytes"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,9 +139,14 @@ def _parse(path: Path, line: int, cells: dict[str, str]) -> Row:
 
 
 def format_table(rows: Iterable[Row]) -> str:
-    """Time and peak memory of every backend, one line each, for a terminal."""
+    """Times and peak memory of every backend, one line each, for a terminal."""
     found = {row.key: row for row in rows}
-    lines = [("op", "shape", "mode", "backend", "time (p20 - p80)", "faster (p20 - p80)", "peak", "smaller")]
+    lines: list[tuple[str, ...]] = [
+        (
+            *("op", "shape", "mode", "backend", "time (p20 - p80)", "faster (p20 - p80)"),
+            *("eager time (p20 - p80)", "eager, faster", "peak", "smaller"),
+        )
+    ]
     previous = None
     for row in found.values():
         if row.metric not in TIMES:
@@ -147,10 +154,14 @@ def format_table(rows: Iterable[Row]) -> str:
         named = (row.op, row.shape, row.mode) if row.case != previous else ("", "", "")
         previous = row.case
         if row.not_run:
-            lines.append((*named, row.backend, f"not run: {row.not_run}", "", "", ""))
+            lines.append((*named, row.backend, f"not run: {row.not_run}", "", "", "", "", ""))
             continue
-        memory = found.get((row.case, row.backend, PEAK_MEMORY))
-        lines.append((*named, row.backend, _time_cell(row), ratio_cell(row), *_memory_cells(memory)))
+        eager, memory = (found.get((row.case, row.backend, metric)) for metric in (EAGER_TIME, PEAK_MEMORY))
+        eager_cells = (_time_cell(eager), ratio_cell(eager)) if eager else ("", "")
+        times = (_time_cell(row), ratio_cell(row), *eager_cells)
+        lines.append((*named, row.backend, *times, *_memory_cells(memory)))
+    if not any(row.metric == EAGER_TIME for row in found.values()):
+        lines = [line[:6] + line[8:] for line in lines]
     # A reason is as long as it is: it must not widen the column of times.
     widths = [
         max(len(line[column]) for line in lines if not line[column].startswith("not run"))

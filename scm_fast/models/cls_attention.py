@@ -69,16 +69,23 @@ class AttentionLayer:
     output: Tensor  # (B, heads, N, d), before the last projection
 
 
-@contextlib.contextmanager
-def record(kind: str) -> Iterator[list[Any]]:
-    """Collect what attention modules that run inside the `with` add to the recording of that kind."""
-    outer = open_recording(kind)
-    found: list[Any] = []
-    setattr(_thread, kind, found)
-    try:
-        yield found
-    finally:
-        setattr(_thread, kind, outer)
+class record:
+    """Collect what attention modules that run inside the `with` add to the recording of that kind.
+
+    A class: `torch.compile` of PyTorch 2.6 does not follow a generator as a context manager.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def __enter__(self) -> list[Any]:
+        self._outer = open_recording(self._kind)
+        found: list[Any] = []
+        setattr(_thread, self._kind, found)
+        return found
+
+    def __exit__(self, *exception: object) -> None:
+        setattr(_thread, self._kind, self._outer)
 
 
 def open_recording(kind: str) -> list[Any] | None:
@@ -128,7 +135,7 @@ def attention_of_heads(layer: AttentionLayer) -> Iterator[Tensor]:
     """The matrices (B, N, N) one head after another."""
     for head in range(layer.q.shape[1]):
         scores = (layer.q[:, head] * layer.scale) @ layer.k[:, head].mT
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        scores = op.at_least_float32(scores)
         if layer.mask is not None:
             mask = layer.mask.expand(-1, layer.q.shape[1], -1, -1)[:, head]
             chooses = mask.dtype == torch.bool

@@ -22,6 +22,7 @@ from .localization_model import LocalizationModel
 SUFFIXES = (".pt2", ".onnx")
 OUTPUTS = ("logits", "attention", "semantic")  # of `Localization`
 MAX_DIFFERENCE = 1e-3
+LARGEST_BATCH = 2**30  # PyTorch 2.6 excludes the largest integer, and then refuses a batch without a limit
 
 
 def export_model(model: LocalizationModel, path: str | os.PathLike[str]) -> float:
@@ -37,8 +38,10 @@ def export_model(model: LocalizationModel, path: str | os.PathLike[str]) -> floa
         _require_onnx(path)
     network = _NamedOutputs(model.for_inference().cpu())
     shape = (3, *model.config.image_size)
-    batch = {0: torch.export.Dim("batch", min=1)}
-    program = torch.export.export(network, (torch.randn(2, *shape),), dynamic_shapes=(batch,))
+    batch = {0: torch.export.Dim("batch", min=1, max=LARGEST_BATCH)}
+    example = (torch.randn(2, *shape),)
+    # Neither strict nor the older exporter to ONNX, as newer PyTorch does by itself.
+    program = torch.export.export(network, example, dynamic_shapes=(batch,), strict=False)
     images = torch.randn(3, *shape)
     expected = network(images)
     if path.suffix == ".onnx":
@@ -86,7 +89,9 @@ def _to_onnx(
 ) -> tuple[bytes, dict[str, Tensor]]:
     import onnxruntime
 
-    exported = torch.onnx.export(program, (), input_names=["images"], output_names=names, verbose=False)
+    exported = torch.onnx.export(
+        program, (), input_names=["images"], output_names=names, verbose=False, dynamo=True
+    )
     assert exported is not None
     proto = exported.model_proto
     _name_batch_axis(proto)

@@ -171,11 +171,14 @@ class Method:
     row_in_training: ClassVar[bool] = False
     plain_factors: ClassVar[bool] = True
     keeps_classifier: ClassVar[bool] = False
-    threshold: ClassVar[Threshold | None] = None
 
     @property
     def row_in_evaluation(self) -> bool:
         return True
+
+    @property
+    def threshold(self) -> Threshold | None:
+        return None
 
     @property
     def has_semantic(self) -> bool:

@@ -133,10 +133,9 @@ def config_from_options(options: argparse.Namespace) -> TrainConfig:
     check_kinds(given, "command line")
     own = make_config(values, str(recipe))  # first, so that an error names the file
     if given.get("method", own.method) != own.method:
-        from ..models.methods import get_method
-
         values.pop("method_options", None)  # they are of the recipe's method
-        if not get_method(given["method"])().calibrates({}):
+        other = make_config(given, "command line")
+        if not other.calibrates:
             values.pop("calibration", None)
     return make_config(values | given, "command line")
 

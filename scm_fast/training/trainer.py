@@ -191,9 +191,7 @@ class Trainer:
         """Train and validate the epochs that are left. Raises Interrupted and Diverged."""
         with kept_workers(), contextlib.closing(self.logs), self.stop:
             while True:
-                if (
-                    self.validated < self.loader.epoch
-                ):  # also if the run was stopped before or in the validation
+                if self.validated < self.loader.epoch:  # also if the run was stopped before that
                     self._end_epoch()
                 if self.loader.epoch == self.config.epochs:
                     return

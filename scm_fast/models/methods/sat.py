@@ -4,12 +4,11 @@
 
 M (B, H, W) is the mean over the last three blocks of the token's mask on the patches. The first term asks for a
 mask of a given share of the image, the second for one that is 0 or 1. The map is M, the product of the three
-masks, which is what all of them let through, or
+masks, which is what all of them let through, or the geometric mean of the mask and the two factors of SCM's map:
 
-    sqrt(M * F0 * max(S0[class], 0))
+    (M * F0 * max(S0[class], 0)) ** (1/3)
 
-which is SCM's own map within the mask: the mask is nearly binary and knows the outline, F0 * S0 is graded and
-says how much of the mask is the object, whatever the area was.
+The mask is nearly binary and knows the outline; F0 * S0 is graded and says where in the mask the object is.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ NAMES = {"loc_token": "spatial_token.token", "loc_embed": "spatial_token.positio
 @register
 class Sat(Method):
     """area: the share of the image that an object takes, 0.25 for CUB and 0.35 for ILSVRC in the paper. With
-        `measured`, training measures it before its first step, on the attention of the pretrained network.
-    fusion: how the map is made: `mean` or `product` of the blocks' masks, or `coupled`, the mean with F0 * S0.
+        `measured`, a short training by SCM measures it before the first step.
+    fusion: how the map is made: `mean` or `product` of the blocks' masks, or `coupled`, the mean with F0 and S0.
         Training does not depend on it.
     start: what the spatial token is at first: random numbers, as in the paper, or the CLS token, which a pretrained
         network lets attend to the object. The learnt token is then added to the CLS token, for good.
@@ -60,8 +59,6 @@ class Sat(Method):
     name = "sat"
     title = "SAT"
     plain_factors = False
-
-    threshold = Threshold(1.0, "between")  # Otsu's: a mask has two levels
 
     area: Annotated[float, Field(gt=0, lt=1)] | Literal["measured"] = 0.25
     fusion: Literal["mean", "product", "coupled"] = "mean"
@@ -74,6 +71,11 @@ class Sat(Method):
     @property
     def has_semantic(self) -> bool:
         return self.fusion == "coupled"
+
+    @property
+    def threshold(self) -> Threshold:
+        """Otsu's for masks, which have two levels; graded maps have more of the object a little below it."""
+        return Threshold(0.8 if self.fusion == "coupled" else 1.0, "between")
 
     def measured_options(self, object_share: Callable[[], float]) -> dict[str, Any]:
         return {"area": round(object_share(), 2)} if self.area == "measured" else {}
@@ -139,8 +141,8 @@ class Sat(Method):
         if self.fusion != "coupled":
             return Localization(logits, features.own_map, None, features.patches)
         assert features.attention is not None
-        shared = (single(features.own_map) * single(features.attention)).sqrt()
-        return Localization(logits, shared, semantic.clamp(min=0).sqrt(), features.patches)
+        shared = (single(features.own_map) * single(features.attention)) ** (1 / 3)
+        return Localization(logits, shared, semantic.clamp(min=0) ** (1 / 3), features.patches)
 
     def published(self, state: dict[str, Tensor]) -> Published | None:
         if "loc_token" not in state:
