@@ -24,23 +24,15 @@ from scm_fast.models.maps import map_names
 pytestmark = pytest.mark.skipif(bool(build.why_not()), reason=build.why_not())
 
 
-# Budgets: what a change may not exceed. Waits of the host for the device in a step of the optimiser, by training.
-MOST_WAITS_OF_A_STEP = {
-    "cls": 6,
-    "tscam": 6,
-    "lctr": 6,
-    "sat": 13,
-    "scm": 8,
-    "scm, fp16": 6,
-    "scm, official": 6,
-}
-MOST_WAITS_OF_AN_EPOCH = 0  # beyond those of its steps
-MOST_WAITS_OF_A_FORWARD_PASS = {"tscam": 0, "scm": 0, "lctr": 0, "cls": 0, "sat": 1}
+# Budgets: what a change may not exceed. Waits of the host for the device in a step of the optimiser.
+MOST_WAITS_OF_A_STEP = 1
+MOST_WAITS_OF_AN_EPOCH = 2  # beyond those of its steps: mean and deviation of the pixels are brought once
+MOST_WAITS_OF_A_FORWARD_PASS = 0
 MOST_LAUNCHES_A_LAYER = 2  # of SCM beyond TS-CAM, forward and backward together
 MOST_LAUNCHES_BESIDE = 8  # and apart from the layers: the module, and the mean over the layers
 MOST_HOST_MICROSECONDS = 4000  # of the module, forward and backward; 1,500 on a busy machine
 MOST_SECONDS_OF_NOTHING = 1e-6  # that the benchmark may measure
-MOST_FORKS_OF_A_VALIDATION = 3  # of them one decodes, where there is a worker
+MOST_FORKS_OF_A_VALIDATION = 1  # which decodes, where there is a worker
 
 
 def start(program: str, *arguments: str, gpus: int = 1, **variables: str) -> subprocess.Popen:
@@ -76,9 +68,9 @@ def test_launches_of_a_training_step():
     kernels = found["scm"]["parts"]["forward"]["kernels"]
     assert kernels["cls_row_forward_kernel"] == layers
     assert kernels["edge_similarity_forward_kernel"] == 1
-    for method, most in MOST_WAITS_OF_A_FORWARD_PASS.items():
+    for method in ("tscam", "scm", "lctr", "cls", "sat"):
         waits = {part: sum(work["waits"].values()) for part, work in found[method]["parts"].items()}
-        assert waits["forward"] <= most, found[method]
+        assert waits["forward"] <= MOST_WAITS_OF_A_FORWARD_PASS, found[method]
         assert waits["backward"] == waits["update"] == 0, found[method]
 
 
@@ -151,7 +143,7 @@ def test_an_epoch_of_every_method(trained, name):
 @pytest.mark.parametrize("name", TRAININGS)
 def test_waits_of_an_epoch(trained, name):
     run = trained[name]
-    waits, most = run["waits"]["train_epoch"], MOST_WAITS_OF_A_STEP[name] * run["steps"]
+    waits, most = run["waits"]["train_epoch"], MOST_WAITS_OF_A_STEP * run["steps"]
     assert 0 < sum(waits.values()) <= most + MOST_WAITS_OF_AN_EPOCH, waits
 
 
