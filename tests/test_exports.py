@@ -1,4 +1,4 @@
-"""Files that `predict` writes for other tools, read by those tools: images, classes and boxes are there.
+"""Exports of `predict`, read by the tools that people use: images, classes and boxes are there.
 
 Two readers are not here. datumaro wants an older Pillow than the tested one, and brings pandas and pyarrow.
 ultralytics installs opencv-python over the files of opencv-python-headless: its rules are written down below.
@@ -102,7 +102,7 @@ def test_pycocotools_reads_coco(found, photos, truth):
 
 
 def agrees(dataset, truth, name_of, names, pixels):
-    """Tell whether a data set of supervision has every image, with the classes and boxes of predictions.json."""
+    """Check that a data set of supervision has every image, with the classes and boxes of predictions.json."""
     assert len(dataset) == len(truth)
     for path, picture, detections in dataset:
         entry = truth[name_of(path)]
@@ -244,7 +244,7 @@ def test_crops_are_what_the_boxes_surround(found, truth):
 
 
 def test_a_folder_that_is_ours_is_replaced_and_another_is_not(photos, tmp_path, capsys):
-    """Remains of an earlier command would be images without their own labels."""
+    """Images of an earlier command would have no labels here."""
     checkpoint = save_model(colour_model(CLASSES), tmp_path / "model")
 
     def predict(image, out):

@@ -62,7 +62,7 @@ except scm_fast.InputError as error:
 
 
 def in_process(code, hub, tmp_path, *arguments):
-    """Return what a Python process prints that knows no other hub than this one."""
+    """Return the output of a Python process that knows no other hub than this one."""
     environment = {
         **os.environ,
         "HF_ENDPOINT": hub.address,

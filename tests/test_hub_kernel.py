@@ -115,7 +115,7 @@ def test_it_loads_beside_this_package(repository, tmp_path, needs_kernels):
 
 
 def test_its_own_tests_pass(repository, tmp_path, needs_kernels):
-    """The tests run with Triton's interpreter, as there is no GPU."""
+    """Run them in Triton's interpreter, as there is no GPU."""
     status, said = run(
         *("-m", "pytest", "-q", "-p", "no:cacheprovider", repository / "tests"),
         cwd=tmp_path,

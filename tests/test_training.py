@@ -618,8 +618,8 @@ class TestTrainer:
         assert load_model(trainer.folder.path / "last").config.threshold == DEFAULT_THRESHOLD
         shown = capsys.readouterr().out
         assert "Top-1 classification" in shown
-        assert re.search(r"epoch 1/1: .*, threshold between:0\.2 without boxes, ", shown), shown
-        assert "protocol unboxed; threshold between:0.2, the default: " in shown
+        assert re.search(r"epoch 1/1: .*, threshold between:0\.3 without boxes, ", shown), shown
+        assert "protocol unboxed; threshold between:0.3, the default: " in shown
 
 
 def test_machines_that_see_different_run_folders(tmp_path, cub, monkeypatch):

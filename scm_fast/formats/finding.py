@@ -1,4 +1,4 @@
-"""Findings: what is written about images, whatever the format."""
+"""Findings about images, as every format gets them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Finding(NamedTuple):
-    """The record of one image: a prediction without its map."""
+    """A prediction without its map."""
 
     output: str  # the name that its own files have, without a suffix: `birds/014/photo`
     image: str
@@ -49,7 +49,7 @@ class FoundBoxes(NamedTuple):
 
 @dataclass(frozen=True)
 class Export:
-    """The files that a format writes.
+    """The content of an export and its place.
 
     folder: of the results.
     found: can be gone over more than once.

@@ -42,7 +42,7 @@ class OnHub(
     tags=["weakly-supervised-object-localization"],
     model_card_template=CARD,
 ):
-    """Methods that `LocalizationModel` has of huggingface_hub's mixin; the files are those of `save_model`."""
+    """Give `LocalizationModel` huggingface_hub's mixin; the files are those of `save_model`."""
 
     def _save_pretrained(self, save_directory: Path) -> None:
         from .checkpoint import save_model  # which imports the model's class

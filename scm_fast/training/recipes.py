@@ -134,8 +134,7 @@ def config_from_options(options: argparse.Namespace) -> TrainConfig:
     own = make_config(values, str(recipe))  # first, so that an error names the file
     if given.get("method", own.method) != own.method:
         values.pop("method_options", None)  # they are of the recipe's method
-        other = make_config(given, "command line")
-        if not other.calibrates:
+        if not make_config({"method": given["method"]}, "command line").calibrates:
             values.pop("calibration", None)
     return make_config(values | given, "command line")
 
