@@ -103,7 +103,7 @@ class CudaMeter:
         return 1  # nothing interrupts a kernel, and a second run would find the cache filled
 
     def seconds(self, task: Task, repeats: int) -> float:
-        """Of the kernels alone. A task that waits for the GPU itself has the host's time in it all the same."""
+        """Return the kernels' time alone, with the host's time where a task waits for the GPU itself."""
         spin = FIRST_SPIN
         while True:
             seconds, queued_in_time = self._timed(task, spin)
@@ -112,7 +112,7 @@ class CudaMeter:
             spin *= 4
 
     def eager_seconds(self, task: Task) -> float | None:
-        """Of the kernels and of the host, which launches them while they run."""
+        """Return the time of the kernels and of the host, which launches them while they run."""
         return self._timed(task, 0)[0]
 
     def _timed(self, task: Task, spin: int) -> tuple[float, bool]:

@@ -94,7 +94,7 @@ def test_works_without_triton():
 
 
 def test_an_old_triton_is_named(monkeypatch, tmp_path):
-    """That of torch 2.6 has no `target_info`, which the kernels import."""
+    """Torch 2.6 brings a Triton without `target_info`, which the kernels import."""
     (tmp_path / "triton" / "language").mkdir(parents=True)
     (tmp_path / "triton" / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)

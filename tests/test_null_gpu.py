@@ -54,9 +54,9 @@ def run_on_gpu(program: str, *arguments: str) -> Any:
 
 
 def test_launches_of_a_training_step():
-    """Counted in bfloat16, with fused attention; docs/gpu.md has the table."""
+    """Counted in bfloat16, with fused attention; docs/tables/kernels.md has the table."""
     found = run_on_gpu("steps", *STEP)
-    page = (Path(__file__).parents[1] / "docs" / "gpu.md").read_text()
+    page = (Path(__file__).parents[1] / "docs" / "tables" / "kernels.md").read_text()
     assert "\n".join(["<!-- launches -->", *launches_table(found), "<!-- /launches -->"]) in page
 
     def launches(method: str) -> int:
@@ -217,7 +217,7 @@ def test_evaluation_with_every_map_and_predict(tmp_path, cub):
 
 
 def test_benchmark_of_kernels_that_take_no_time(tmp_path):
-    """What the benchmark adds of its own to the time of kernels is nothing; the eager time is the host's."""
+    """The benchmark adds nothing of its own to the time of kernels; the eager time is the host's."""
     table = tmp_path / "table.csv"
     assert run_on_gpu("bench", str(table), "spatial_calibration") == 0
     found = {(row.backend, row.metric): row for row in read_table(table) if not row.not_run}

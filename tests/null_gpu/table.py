@@ -1,4 +1,4 @@
-"""python -m null_gpu.table [--out ../docs/gpu.md]: the launches of a training step, counted on the null GPU."""
+"""python -m null_gpu.table [--out ../docs/tables/kernels.md]: launches of a training step, on the null GPU."""
 
 from __future__ import annotations
 
