@@ -269,3 +269,17 @@ _define("cvt.f32", "f16", _conversion("f32"), "t", "f32")
 _define("cvt.f32", "bf16", _bf16_to_f32, "b16", "f32")
 _define("cvt.rn.f16", "f32", _conversion("f16"), "t", "f16")
 _define("cvt.rn.bf16", "f32", _f32_to_bf16, "t", "b16")
+
+
+def _pair(convert: Callable) -> Callable:
+    """Two numbers to halves of 32 bits, the first to the upper one."""
+
+    def both(high, low):
+        upper, lower = (np.atleast_1d(convert(x)).view(np.uint16).astype(np.uint32) for x in (high, low))
+        return upper << np.uint32(16) | lower
+
+    return both
+
+
+_define("cvt.rn.f16x2", "f32", _pair(_conversion("f16")), "t t", "b32")
+_define("cvt.rn.bf16x2", "f32", _pair(_f32_to_bf16), "t t", "b32")
