@@ -15,19 +15,19 @@ from torch import Tensor
 
 from ..backends import custom_op, implementation
 from . import activation_diffusion
-from .activation_diffusion import Settings, in_one_launch, plan
+from .activation_diffusion import Settings, in_one_launch, plan, recurrence_shape
 from .diffusion_fields import field_dtype
 
 
 @custom_op("spatial_calibration")
 def spatial_calibration_op(
     S: Tensor, F: Tensor, lam: Tensor, beta: Tensor, settings: Settings
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """logits (B, C), attention, gain (B, H, W), and for the backward pass f, edges and inverse norms."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """logits (B, C), attention, gain (B, H, W); for the backward pass f, edges, inverse norms, the recurrence."""
     edges, inverse_norm = implementation("edge_similarity", settings.backend).forward(S)
-    attention, gain, f = activation_diffusion.forward(F, edges, lam, beta, settings)
+    attention, gain, f, recurrence = activation_diffusion.forward(F, edges, lam, beta, settings)
     logits = implementation("pooling", settings.backend).pool(S, gain)
-    return logits, attention, gain, f, edges, inverse_norm
+    return logits, attention, gain, f, edges, inverse_norm, recurrence
 
 
 class Saved(NamedTuple):
@@ -41,6 +41,7 @@ class Saved(NamedTuple):
     f: Tensor
     edges: Tensor
     inverse_norm: Tensor
+    recurrence: Tensor
 
 
 @custom_op("spatial_calibration_backward")
@@ -52,13 +53,13 @@ def spatial_calibration_backward_op(
     settings: Settings,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dS, dF, dlam and dbeta, each in its input's dtype; a gradient that is None is zero."""
-    S, F, lam, beta, gain, f, edges, inverse_norm = saved
+    S, F, lam, beta, gain, f, edges, inverse_norm, recurrence = saved
     if dlogits is not None:
         pooled = implementation("pooling", settings.backend).pool_weight(S, dlogits)
         dgain = pooled if dgain is None else dgain + pooled
     weight = None if dlogits is None else gain
     edge_similarity = implementation("edge_similarity", settings.backend)
-    fields = activation_diffusion.Saved(F, edges, lam, beta, f)
+    fields = activation_diffusion.Saved(F, edges, lam, beta, f, recurrence)
     if in_one_launch(plan(settings, F[0].numel(), edges.dtype)):
         dF, dedges, shares = activation_diffusion.fused_backward(fields, dattention, dgain, settings)
         dS, dlam, dbeta = edge_similarity.backward_with_sums(
@@ -71,9 +72,11 @@ def spatial_calibration_backward_op(
 
 
 @spatial_calibration_op.register_fake
-def _(S, F, lam, beta, iterations, *_):
+def _(S, F, lam, beta, *settings):
     B, C, H, W = S.shape
-    shapes = ((B, C), (B, H, W), (B, H, W), (B, len(iterations), H, W), (B, 2, H, W), (B, H, W))
+    kept = recurrence_shape(B, H * W, field_dtype(S), Settings(*settings))
+    fields = (B, H, W)
+    shapes = ((B, C), fields, fields, (B, len(settings[0]), H, W), (B, 2, H, W), fields, kept)
     return tuple(S.new_empty(shape, dtype=field_dtype(S)) for shape in shapes)
 
 
@@ -83,10 +86,10 @@ def _(S, F, lam, beta, *_):
 
 
 def _setup_context(ctx, inputs, output):
-    _, _, gain, f, edges, inverse_norm = output
-    ctx.save_for_backward(*inputs[:4], gain, f, edges, inverse_norm)
+    _, _, gain, *kept = output
+    ctx.save_for_backward(*inputs[:4], gain, *kept)
     ctx.settings = inputs[4:]
-    ctx.mark_non_differentiable(f, edges, inverse_norm)
+    ctx.mark_non_differentiable(*kept)
     ctx.set_materialize_grads(False)
 
 
