@@ -1,4 +1,4 @@
-"""What would be launched: the launchers run on ordinary tensors, with recorders in place of the kernels.
+"""Record what would be launched: launchers run on ordinary tensors, with recorders in place of the kernels.
 
 A recorded launch has everything that a real one has: the arguments with their shapes and strides, the constants,
 the warps and the grid. `kernel_report` compiles it, `kernel_traffic` counts what it reads, writes and computes.
@@ -62,7 +62,7 @@ class _Recorder:
 
 @contextlib.contextmanager
 def recorded_launches(run: bool = False) -> Iterator[list[Launch]]:
-    """Within it, launches of this package's kernels are recorded in the list; carried out only with `run`."""
+    """Record launches of this package's kernels in the list; carry them out only with `run`."""
     launches: list[Launch] = []
     replaced = []
     for op in OPS:

@@ -1,4 +1,4 @@
-"""What the kernels cost on real GPUs, without one: `python bench/kernel_report.py`.
+"""Report what the kernels cost on real GPUs, without one: `python bench/kernel_report.py`.
 
 The launchers are called with recorders in place of the kernels, so that exactly what would be launched
 (arguments, constants, warps) is looked at. Three tables:
@@ -90,7 +90,7 @@ def _source(launch: Launch) -> ASTSource:
 
 @contextlib.contextmanager
 def _captured_stdout() -> Iterator[list[str]]:
-    """What the process, its children included, writes to standard output."""
+    """Collect what the process, its children included, writes to standard output."""
     text: list[str] = []
     sys.stdout.flush()
     saved = os.dup(1)
@@ -107,7 +107,7 @@ def _captured_stdout() -> Iterator[list[str]]:
 
 
 def _targeting(target: GPUTarget) -> contextlib.AbstractContextManager:
-    """Within it kernels that ask for the target, which Triton takes from the GPU at hand, are told this one."""
+    """Tell kernels that ask for the target, which Triton takes from the GPU at hand, this one."""
 
     def current_target() -> GPUTarget:
         return target
@@ -200,7 +200,7 @@ def report(targets: list[str], cases: list[str]) -> Iterator[tuple[str, str, Lau
 
 
 def _launches_on_warps_of(size: int, case: str) -> list[Launch]:
-    """What would be launched on a device whose warps have so many lanes."""
+    """Return what would be launched on a device whose warps have so many lanes."""
     with (
         mock.patch.object(activation_diffusion, "warp_size", return_value=size),
         recorded_launches() as launches,

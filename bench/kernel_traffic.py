@@ -167,7 +167,7 @@ def _apply(arguments: Arguments) -> int:
 
 
 def stencils(launch: Launch) -> int:
-    """How many products M x an image waits for, one after the other; 0 but for activation_diffusion."""
+    """Count the products M x that an image waits for in turn; 0 but for activation_diffusion."""
     if launch.name == "activation_diffusion_forward":
         return sum(2 * K - 1 for K in _terms(launch.arguments))
     if launch.name == "activation_diffusion_backward":
@@ -217,7 +217,7 @@ def _activation_diffusion_backward(a: Arguments) -> int:
 
 
 def _filter(a: Arguments) -> int:
-    """About what a block takes beside its recurrence: the matrix, the continued fraction, min-max, updates."""
+    """Estimate what a block takes beside its recurrence: the matrix, the continued fraction, min-max, updates."""
     return (3 * a["LEVELS"] + 30) * a["H"] * a["W"]
 
 

@@ -1,4 +1,4 @@
-"""How long a training step of the module would take on a GPU: a MODEL of counted work, not a measurement.
+"""Model how long a training step of the module would take on a GPU: counted work, not a measurement.
 
     python bench/step_model.py
     python bench/step_model.py --gpu A100 --classes 1000 --grid 28x28
@@ -44,7 +44,7 @@ _COUNTED_IMAGES = 2
 
 @dataclass(frozen=True)
 class Gpu:
-    """Of a multiprocessor: `registers` of 32 bits, `warps` of 32 threads, `programs`, bytes of `shared` memory."""
+    """Limits of a multiprocessor: 32-bit `registers`, `warps` of 32, `programs`, bytes of `shared` memory."""
 
     name: str
     target: str  # that the kernels are compiled for and counted on
@@ -100,7 +100,7 @@ GPUS = {
 
 @dataclass(frozen=True)
 class Work:
-    """What a launch on the whole batch does."""
+    """The work of a launch on the whole batch."""
 
     name: str
     programs: int

@@ -93,7 +93,7 @@ def _terms(packed_iterations, i_l):
 
 @triton.jit
 def _recurrence_fields(terms, DETACH_INIT: tl.constexpr):
-    """How many fields the way back needs of a block: r_j of every step, and M r_j unless X_0 is a constant."""
+    """Count the fields that the way back needs: r_j of every step, and M r_j unless X_0 is a constant."""
     return (terms - 1) if DETACH_INIT else 2 * (terms - 1)
 
 
@@ -218,7 +218,7 @@ def activation_diffusion_forward_kernel(
 
 @triton.jit
 def _with_neighbours(p_recurrence, number, pitch, N, W, BLOCK: tl.constexpr):
-    """What `_add_entries` needs of a field: itself and its right and lower neighbour."""
+    """Return what `_add_entries` needs of a field: itself and its right and lower neighbour."""
     return (
         read_recurrence(p_recurrence, number, pitch, 0, N, BLOCK),
         read_recurrence(p_recurrence, number, pitch, 1, N, BLOCK),
@@ -248,7 +248,7 @@ def _fetched(x, p_recurrence, pitch, N, W, RESIDENT: tl.constexpr, BLOCK: tl.con
 
 @triton.jit
 def _entering_with_neighbours(entering, p_slots, N, W, RESIDENT: tl.constexpr, BLOCK: tl.constexpr):
-    """As `_with_neighbours`, of the F that enters a block."""
+    """Do as `_with_neighbours`, for the F that enters a block."""
     if RESIDENT:
         b_right, _, b_down, _ = neighbours(entering, W, BLOCK)
         return entering, b_right, b_down

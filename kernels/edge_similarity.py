@@ -197,7 +197,7 @@ def _launch_options(*maps: Tensor, last_tokens: int) -> dict:
 
 
 def _strides(S: Tensor, vector: int) -> tuple[int, ...]:
-    """Of the batch, of the channels and of the tokens, the second in elements and the others in vectors."""
+    """Return strides of batch, channels and tokens, the second in elements and the others in vectors."""
     return S.stride(0) // vector, S.stride(1), *Layout.of_tokens(S).in_vectors(vector)
 
 

@@ -144,7 +144,7 @@ def settle(RESIDENT: tl.constexpr):
 
 @triton.jit
 def _address(p_slots, slot, o, BLOCK: tl.constexpr):
-    """Of elements o of a slot. AMD keeps the addresses of slots in scalar registers, which are few."""
+    """Return pointers to elements o of a slot. AMD keeps addresses of slots in scalar registers, which are few."""
     if is_hip():
         return p_slots + (slot * BLOCK + o)
     else:
@@ -208,7 +208,7 @@ def kept_field(kept, p_slots, RESIDENT: tl.constexpr, BLOCK: tl.constexpr):
 def exchange_with_neighbours(
     b_x, p_slots, exchange: tl.constexpr, W, RESIDENT: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """What `near_value` takes x of neighbours from: registers, or one of the two slots of exchange in turn.
+    """Return what `near_value` takes x of neighbours from: registers, or one of two slots of exchange in turn.
 
     Who writes a slot again has passed the barrier of the other one, and so have all who read it.
     """
@@ -255,7 +255,7 @@ def near_edges(p_edges, shift, m, BLOCK: tl.constexpr):
 
 @triton.jit
 def load_grid(p_slots, p_edges, H, W, DTYPE: tl.constexpr, RESIDENT: tl.constexpr, BLOCK: tl.constexpr):
-    """What `matrix` needs: 1 for tokens with a right, a left neighbour, and E to the right, left, down and up.
+    """Return what `matrix` needs: 1 for tokens with a right, a left neighbour, and E right, left, down and up.
 
     p_edges points to the (2, H, W) edges of the image.
     """
@@ -307,7 +307,7 @@ def _other_edges(grid, p_slots, edge: tl.constexpr, N, W, RESIDENT: tl.constexpr
 
 @triton.jit
 def degree(grid, p_slots, N, W, RESIDENT: tl.constexpr, BLOCK: tl.constexpr):
-    """How many neighbours each token has."""
+    """Count the neighbours of each token."""
     o = tl.arange(0, BLOCK)
     b_right, b_left = has_beside(grid, p_slots, N, RESIDENT, BLOCK)
     return b_right + b_left + tl.where(o < N - W, 1.0, 0.0) + tl.where((o < N) & (o >= W), 1.0, 0.0)

@@ -13,7 +13,7 @@ _BLOCK = 128
 
 @triton.jit
 def _edge_masks(o, N, W):
-    """Whether each token has a right, left, lower and upper neighbour."""
+    """Tell whether each token has a right, left, lower and upper neighbour."""
     m = o < N
     return m & (o % W < W - 1), m & (o % W > 0), o < N - W, m & (o >= W)
 

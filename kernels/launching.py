@@ -1,4 +1,4 @@
-"""What launchers share: the device that a kernel runs on, and how the tokens of a map lie in memory."""
+"""The launchers' shared part: the device that a kernel runs on, and how the tokens of a map lie in memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def on_device_of(tensor: Tensor) -> contextlib.AbstractContextManager:
-    """Within it, Triton, which launches on the current device, launches on the tensor's."""
+    """Make Triton, which launches on the current device, launch on the tensor's."""
     return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
 
 
@@ -25,7 +25,7 @@ def warp_size(tensor: Tensor) -> int:
 
 
 class Layout(NamedTuple):
-    """How the tokens or the channels of a map lie: number i at (i // width) * stride + (i % width) * inner.
+    """Layout of the tokens or channels of a map: number i at (i // width) * stride + (i % width) * inner.
 
     With the width 1, which the compiler takes as a constant, i * stride is all. Only then does it see that
     neighbours lie side by side, and lets the lanes of a warp read them together.
@@ -37,7 +37,7 @@ class Layout(NamedTuple):
 
     @classmethod
     def of_tokens(cls, S: Tensor) -> Layout:
-        """Of S (B, C, H, W): flat where the rows of the grid follow each other without a gap."""
+        """Return the layout of S (B, C, H, W): flat where the rows of the grid follow each other without a gap."""
         H, W = S.shape[2:]
         row, column = S.stride()[2:]
         if H == 1 or W == 1 or row == W * column:
@@ -54,7 +54,7 @@ class Layout(NamedTuple):
 
 
 def vector_of_channels(*maps: Tensor) -> int:
-    """How many channels of maps (B, C, H, W) one load may take: at most 16 bytes; 1 unless channels are last.
+    """Return how many channels of maps (B, C, H, W) a load may take: at most 16 bytes; 1 unless channels are last.
 
     The number divides C and all other strides. Kernels take these divided by it, and multiply again: so the
     compiler sees that every vector is aligned, where it knows of an argument only whether 16 divides it.
@@ -68,7 +68,7 @@ def vector_of_channels(*maps: Tensor) -> int:
 
 
 def vector_of_tokens(S: Tensor) -> int:
-    """As `vector_of_channels`, of tokens that lie side by side."""
+    """Do as `vector_of_channels`, for tokens that lie side by side."""
     if Layout.of_tokens(S) != (1, 1, 0) or S.data_ptr() % 16:
         return 1
     return math.gcd(16 // S.element_size(), S.shape[2] * S.shape[3], S.stride(0), S.stride(1))

@@ -170,7 +170,7 @@ def _product(
 
 
 def product(A: Tensor, B: Tensor, scale: float, identity: float, add: Tensor | None, out: Tensor) -> Tensor:
-    """out = scale * A B + identity * I + add."""
+    """Compute out = scale * A B + identity * I + add."""
     return _product(A, B, out, scale, identity, add)[0]
 
 

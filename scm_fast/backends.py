@@ -1,4 +1,4 @@
-"""Which implementation serves a call: `reference`, `torch`, `triton`, or `auto` for the fastest that can.
+"""The implementation that serves a call: `reference`, `torch`, `triton`, or `auto` for the fastest that can.
 
 Asked for in three ways, the first that says something wins: the `backend=` argument, `with use_backend(...)`,
 the environment variable `SCM_FAST_BACKEND`; `auto` says nothing. A backend that was asked for and cannot serve
@@ -42,7 +42,7 @@ def check_backend_name(name: str, source: str = "backend") -> str:
 
 @contextlib.contextmanager
 def use_backend(name: str) -> Iterator[None]:
-    """Within the `with`, calls whose own `backend` is `auto` use `name`. Local to the thread or task.
+    """Make calls within the `with` whose own `backend` is `auto` use `name`. Local to the thread or task.
 
     `auto` takes back what an outer `with` chose: the environment variable decides, as without any.
     """
@@ -61,7 +61,7 @@ class Request(NamedTuple):
 
 
 def requested_backend(argument: str = "auto") -> Request:
-    """What argument, context or environment ask for: the first that does not say `auto`."""
+    """Return what argument, context or environment ask for: the first that does not say `auto`."""
     from_variable = os.environ.get(ENVIRONMENT_VARIABLE, "auto")
     if check_backend_name(argument) != "auto":
         return Request(argument, "the backend argument")
@@ -86,7 +86,7 @@ def why_no_kernels() -> str:
 
 
 def interpreting() -> bool:
-    """Whether Triton kernels run in the interpreter, on the CPU (`TRITON_INTERPRET=1`)."""
+    """Tell whether Triton kernels run in the interpreter, on the CPU (`TRITON_INTERPRET=1`)."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 

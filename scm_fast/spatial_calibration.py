@@ -31,7 +31,7 @@ class CalibrationOutput(NamedTuple):
 
 
 class CalibrationTrace(NamedTuple):
-    """What every block made of the maps; index 0 is the first block's output."""
+    """The maps after every block; index 0 is the first block's output."""
 
     semantic: list[Tensor]  # S^l, each (B, C, H, W)
     attention: list[Tensor]  # F^l, each (B, H, W)

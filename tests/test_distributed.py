@@ -67,7 +67,7 @@ def test_without_torchrun():
 
 
 def _statistics_of_two(rank: int, store: str, found: dict) -> None:
-    """Of a batch norm in training, which sees other numbers in each process."""
+    """Buffers of a batch norm in training, which sees other numbers in each process."""
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
     norm = nn.BatchNorm1d(3)
     norm(torch.arange(12.0).reshape(4, 3) * (1 + rank))

@@ -1,4 +1,4 @@
-"""What the kernels are said to move and to compute, against every address and operation of the interpreter."""
+"""The kernels' stated traffic and work, against every address and operation of the interpreter."""
 
 from collections import defaultdict
 
@@ -20,7 +20,7 @@ ARITHMETIC = (np.add, np.subtract, np.multiply, np.divide)
 
 
 class Observed:
-    """What one launch did: the addresses that it loaded and stored, and its operations on floats."""
+    """The work of a launch: the addresses that it loaded and stored, and its operations on floats."""
 
     def __init__(self) -> None:
         self.loaded: list[np.ndarray] = []

@@ -42,7 +42,7 @@ def counted(target: str, function) -> dict:
 @pytest.mark.parametrize("classes", [200, 1000])
 @pytest.mark.parametrize("grid", [(14, 14), (28, 28)], ids=str)
 def test_sectors_of_S_are_used(grid, classes, channels_last, dtype):
-    """Of the bytes in the sectors that a warp requests, at least 80 % are wanted.
+    """At least 80 % of the bytes in the sectors that a warp requests are wanted.
 
     In half precision, 70 % of contiguous maps, which no model makes: 32 tokens of a channel are 64 bytes, which
     begin in the middle of a sector in three channels of four, and then touch three.

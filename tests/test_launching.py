@@ -1,4 +1,4 @@
-"""How kernels are launched: on which device, on which layout of a map, in how many pieces."""
+"""Launches of kernels: on which device, on which layout of a map, in how many pieces."""
 
 import contextlib
 import importlib
@@ -19,7 +19,7 @@ from scm_fast.models import create_model
 
 
 class StandIn:
-    """For a kernel: notes the devices that were made current when it was launched."""
+    """Stand in for a kernel, and note the devices that were made current when it was launched."""
 
     def __init__(self, name: str, current: list, launched: dict) -> None:
         self.name, self.current, self.launched = name, current, launched
@@ -130,7 +130,7 @@ def test_batches_of_any_size():
 
 
 def test_vectors_of_channels():
-    """At most 16 bytes, dividing C and all strides but that of the channels, from an aligned address on."""
+    """A vector has at most 16 bytes, divides C and all strides but the channels', and is aligned."""
 
     def vector(*shape, dtype=torch.bfloat16, channels_last=True, cut=0):
         S = torch.empty(shape, dtype=dtype)

@@ -60,7 +60,7 @@ def test_the_longest_limit_of_every_launch_counts():
 
 
 def test_every_launch_is_measured(monkeypatch):
-    """On a GPU; here the times are made up, and the tensors on the CPU."""
+    """Measure as on a GPU; here the times are made up, and the tensors on the CPU."""
     monkeypatch.setattr(step_model, "replace", lambda step, device: step)
     timed = []
     monkeypatch.setattr(

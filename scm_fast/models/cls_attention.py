@@ -58,7 +58,7 @@ _thread = _Recordings()
 
 @dataclass(frozen=True)
 class AttentionLayer:
-    """What an attention module had, for those who `measure_layers`."""
+    """The inputs and output of an attention module, for those who `measure_layers`."""
 
     tokens: Tensor  # (B, N, D), its input
     q: Tensor  # (B, heads, N, d), as k and v
@@ -144,7 +144,7 @@ def attention_of_heads(layer: AttentionLayer) -> Iterator[Tensor]:
 
 
 class _CoveredAttention(nn.Module):
-    """What the covered classes share; each is mixed with the timm class that it covers."""
+    """The covered classes' shared part; each is mixed with the timm class that it covers."""
 
     row_in_training: bool
     row_in_evaluation: bool

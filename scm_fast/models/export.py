@@ -114,7 +114,7 @@ def _name_batch_axis(proto: Any) -> None:
 
 
 def _metadata(config: ModelConfig) -> dict[str, str]:
-    """What a user of the file must know beside its outputs, as JSON."""
+    """Return what a user of the file must know beside its outputs, as JSON."""
     names = config.class_names or [str(index) for index in range(config.num_classes)]
     known = {
         "class_names": list(names),

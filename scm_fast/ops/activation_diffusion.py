@@ -46,7 +46,7 @@ _MATRIX_ELEMENTS = 1 << 28
 
 
 class Settings(NamedTuple):
-    """How a stack of blocks is computed; `*settings` is what a registered op takes."""
+    """The settings of a stack of blocks; `*settings` is what a registered op takes."""
 
     iterations: Sequence[int]  # Newton-Schulz iterations p of every block
     alpha: float  # of X_0 = alpha L^T
@@ -91,7 +91,7 @@ def check_solver(solver: str, iterations: Sequence[int]) -> None:
 
 
 def plan(settings: Settings, tokens: int, dtype: torch.dtype) -> list[Segment]:
-    """Which blocks are computed how, for a grid of so many tokens and fields of `dtype`.
+    """Plan which blocks are computed how, for a grid of so many tokens and fields of `dtype`.
 
     On the triton backend stencil blocks go together, as many as one kernel takes. The others go one by one.
     """
@@ -183,7 +183,7 @@ def _if_kept(recurrence: Tensor) -> Tensor | None:
 
 
 class Saved(NamedTuple):
-    """What the backward pass needs: the inputs, every block's f, and the recurrence if it was kept."""
+    """Keep what the backward pass needs: the inputs, every block's f, and the recurrence if it was kept."""
 
     F: Tensor
     edges: Tensor
@@ -228,7 +228,7 @@ def backward(
 def fused_backward(
     saved: Saved, dattention: Tensor | None, dgain: Tensor | None, settings: Settings
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of a plan in one launch: dF, dedges, and every image's share of dlam and dbeta, (B, 2, L)."""
+    """Return, for a plan in one launch, dF, dedges, and every image's share of dlam and dbeta, (B, 2, L)."""
     kernels = implementation("activation_diffusion", "triton")
     *fields, recurrence = saved
     arguments = (settings.iterations, settings.alpha, settings.detach_init, _if_kept(recurrence))

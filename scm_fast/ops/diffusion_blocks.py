@@ -41,7 +41,7 @@ class Blocks:
 
     @classmethod
     def of(cls, edges: Tensor, lam: Tensor, beta: Tensor, settings: Settings) -> Blocks:
-        """From edges (B, 2, H, W), whose dtype all others take."""
+        """Make it of edges (B, 2, H, W), whose dtype all others take."""
         grid = (edges.shape[2], edges.shape[3])
         return cls(tokens_first(edges), lam.to(edges.dtype), beta.to(edges.dtype), grid, settings)
 
@@ -51,7 +51,7 @@ class Blocks:
 
 
 class Computation(Protocol):
-    """How the blocks of a segment are computed."""
+    """Compute the blocks of a segment."""
 
     def forward(self, F: Tensor) -> Tensor:
         """F (N, B) as it enters -> every block's f (blocks, N, B)."""
@@ -203,7 +203,7 @@ def forward(blocks: Blocks, segments: Sequence[Segment], F: Tensor) -> tuple[Ten
 def backward(
     blocks: Blocks, segments: Sequence[Segment], raw: Tensor, f: Tensor, dattention: Tensor, dgain: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """From the gradients of attention and gain (N, B): those of raw F, edges, lam and beta."""
+    """Turn gradients of attention and gain (N, B) into those of raw F, edges, lam and beta."""
     normalised = min_max(raw)
     dF, dgain_gain = dattention, dgain * (1 + f).prod(0)
     dedges = torch.zeros_like(blocks.edges)

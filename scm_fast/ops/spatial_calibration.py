@@ -31,7 +31,7 @@ def spatial_calibration_op(
 
 
 class Saved(NamedTuple):
-    """What the backward pass needs: the inputs and some of the outputs."""
+    """Keep what the backward pass needs: the inputs and some of the outputs."""
 
     S: Tensor
     F: Tensor

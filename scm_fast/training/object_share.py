@@ -1,4 +1,4 @@
-"""How much of an image an object takes, measured without a box before the first step.
+"""Measure how much of an image an object takes, without a box, before the first step.
 
 SAT must be told that share, and nobody with a folder of photos knows it. A short training by SCM finds out: after
 `STEPS` steps the map F0 * S0 already covers whole objects, and it needs no size. Its boxes on training images

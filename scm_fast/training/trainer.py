@@ -112,7 +112,7 @@ class Trainer:
 
     @property
     def kept(self) -> LocalizationModel:
-        """What is validated and saved: the model that is trained, or the average of its weights."""
+        """The model that is validated and saved: the trained one, or the average of its weights."""
         return self.model if self.average is None else self.average.model
 
     def _method_options(self, start_from: Path | None) -> dict[str, Any]:
@@ -198,7 +198,7 @@ class Trainer:
                 self.train_epoch()
 
     def train_epoch(self) -> None:
-        """What is left of an epoch."""
+        """Train what is left of an epoch."""
         epoch = self.loader.epoch
         self.model.train()
         if self.loader.step == 0:
@@ -410,7 +410,7 @@ class Trainer:
         return row
 
     def _in_words(self, result: Result | None) -> str:
-        """What an epoch's line says of the validation."""
+        """Return what an epoch's line says of the validation."""
         if result is None:
             return ""
         metrics = result.metrics
@@ -429,7 +429,7 @@ class Trainer:
         return int(self.source.validation(self.config.val_split).records.box_counts.sum())
 
     def _time_left(self) -> str:
-        """Of the training steps of the whole run, at the speed of this epoch."""
+        """Estimate the time left for training, at the speed of this epoch."""
         steps = self.config.epochs * self.loader.steps - self.step
         seconds = steps * self.global_batch * self.meter.seconds / max(self.meter.images, 1)
         return str(datetime.timedelta(seconds=round(seconds)))
@@ -440,7 +440,7 @@ class Trainer:
 
     @property
     def kept_validation(self) -> SplitMetrics | None:
-        """What that model makes of the validation split, if this process has seen it."""
+        """The metrics of that model on the validation split, if this process has seen it."""
         return self.validations.get(self._kept_metric)
 
     @property

@@ -1,4 +1,4 @@
-"""What a launch did, counted while it is emulated: instructions, barriers, sectors, bank conflicts."""
+"""Count what a launch does while it is emulated: instructions, barriers, sectors, bank conflicts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WARP_SHIFT = 40
 
 @dataclass
 class Sectors:
-    """Of global memory. A warp's load or store requests every sector that one of its lanes touches, once."""
+    """Sectors of global memory. A warp's load or store requests each one that its lanes touch once."""
 
     requested: int = 0
     used: int = 0  # the fewest that could hold the bytes of each request
@@ -34,7 +34,7 @@ class Sectors:
 
 @dataclass
 class Wavefronts:
-    """Of shared memory: cycles that its accesses take, and would take if no two lanes met in a bank."""
+    """Cycles of shared memory: those that accesses take, and would take if no two lanes met in a bank."""
 
     needed: int = 0
     without_conflicts: int = 0
@@ -46,7 +46,7 @@ class Wavefronts:
 
 @dataclass
 class Served:
-    """Of one load or store instruction: a cycle serves 32 words of shared memory, or 4 sectors of global memory."""
+    """Count the cycles of a load or store: one serves 32 words of shared memory, or 4 sectors of global memory."""
 
     warps: int = 0
     cycles: int = 0
@@ -78,7 +78,7 @@ class Counts:
 
     @property
     def warps(self) -> int:
-        """Per program."""
+        """Return the mean per program."""
         return self.kernel.threads // 32
 
     @property

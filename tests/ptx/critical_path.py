@@ -63,7 +63,7 @@ class CriticalPath(NamedTuple):
 
 
 def cost(opcode: str, global_latency: int | None = None, cycles: float = 1.0) -> Cost:
-    """Of one warp; `cycles` of the load/store unit."""
+    """One warp's events; `cycles` are of the load/store unit."""
     found = next(cost for pattern, cost in _COSTS if re.match(pattern, opcode))
     if global_latency is not None and opcode.startswith("ld.global"):
         found = found._replace(latency=global_latency)
@@ -99,7 +99,7 @@ def _cycles(counts: Counts, instruction: Instruction) -> float:
 
 
 def critical_path(counts: Counts, global_latency: int | None = None) -> CriticalPath:
-    """Of the first program of a counted launch. One scheduler is simulated: the others do the same."""
+    """Simulate the first program of a counted launch. One scheduler is enough: the others do the same."""
     warps = -(-counts.warps // _SCHEDULERS)
     blocks = {
         number: [

@@ -53,7 +53,7 @@ class Launched:
 
 @dataclass
 class Emulator:
-    """What Triton asks of a driver, and no more."""
+    """The part of a driver that Triton asks for, and no more."""
 
     target: str
     count: bool = False
@@ -180,7 +180,7 @@ def _leave_out_the_assembler(*arguments: Any) -> Any:
 
 @contextlib.contextmanager
 def emulated(target: str, **options: Any) -> Iterator[Emulator]:
-    """Within it, Triton kernels run emulated, on CPU tensors; tensors made empty are poisoned."""
+    """Run Triton kernels emulated, on CPU tensors; tensors made empty are poisoned."""
     emulator = Emulator(target, **options)
     replaced = [
         (driver, "_active", emulator),

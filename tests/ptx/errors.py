@@ -1,4 +1,4 @@
-"""What the emulator objects to. Every message ends with the instruction, its PTX line and its Triton source."""
+"""Objections of the emulator. Every message ends with the instruction, its PTX line and its Triton source."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def pointer(region: int, offset: int) -> int:
 
 @dataclass
 class Launch:
-    """What a kernel is started with, and who looks on."""
+    """The arguments of a launch, and who looks on."""
 
     regions: list[Region]
     parameters: Mapping[str, Any]  # of the PTX -> a number of its type
@@ -104,7 +104,7 @@ class Threads:
         dtype,
         count: int,
     ) -> tuple[Region, Access]:
-        """Where the threads of `mask` load or store `count` elements of `dtype` each."""
+        """The places where the threads of `mask` load or store `count` elements of `dtype` each."""
         lanes = self.every if mask is None else np.flatnonzero(mask)
         addresses = self.spread(addresses)[lanes]
         if space == "shared":

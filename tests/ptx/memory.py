@@ -69,7 +69,7 @@ class Region:
         return self._views[of, dtype]
 
     def check(self, access: Access) -> None:
-        """That the addresses are aligned, and in the region at all."""
+        """Check that the addresses are aligned, and in the region at all."""
         offset, size = access.offset, access.size
         wrong = (offset < 0) | (offset > self.data.size - size) | (offset & size - 1 != 0)
         if wrong.any():
@@ -129,7 +129,7 @@ class Region:
 
 
 def _beyond_rounding(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two arrays of bits differ by more than the rounding of floating-point sums, by 32 or 64 bits.
+    """Tell whether two arrays of bits differ by more than the rounding of floating-point sums, by 32 or 64 bits.
 
     Threads that hold the same element of a tensor may have summed it in different orders.
     """
@@ -145,7 +145,7 @@ def _beyond_rounding(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 class Races:
-    """Who loaded and stored each granule last, since when a barrier of its program has passed or not."""
+    """Remember who loaded and stored each granule last, and whether a barrier of its program has passed since."""
 
     def __init__(self, granules: int, granule: int, between_programs: bool) -> None:
         self.granule, self.between_programs = granule, between_programs
@@ -159,7 +159,7 @@ class Races:
         return granules.reshape(-1), np.repeat(access.stamp, per_thread)
 
     def load(self, access: Access) -> str:
-        """What it conflicts with, in words; empty where nothing."""
+        """Return what it conflicts with, in words; empty where nothing."""
         g, stamp = self._granules(access)
         stored = self.stored[g]
         conflict = _unordered(stored, stamp, self.between_programs)
@@ -178,7 +178,7 @@ class Races:
         return ""
 
     def store(self, access: Access, changed: np.ndarray, lost: np.ndarray) -> str:
-        """As `load`; to store what is there already, or what another stores as well, is no conflict."""
+        """Do as `load`; to store what is there already, or what another stores as well, is no conflict."""
         g, stamp = self._granules(access)
         changed, lost = (np.repeat(x, access.size // self.granule) for x in (changed, lost))
         program, loaded, stored = stamp >> _PROGRAM_SHIFT, self.loaded[g], self.stored[g]
@@ -209,7 +209,7 @@ class Races:
 
 
 def _unordered(other: np.ndarray, stamp: np.ndarray, between_programs: bool) -> np.ndarray:
-    """Whether no barrier orders an earlier use of an address and this one, by different warps or programs."""
+    """Tell whether no barrier orders an earlier use of an address and this one, by different warps or programs."""
     unordered = (other != stamp) & (other >> _EPOCH_SHIFT == stamp >> _EPOCH_SHIFT)
     if between_programs:
         unordered |= (other != 0) & (other >> _PROGRAM_SHIFT != stamp >> _PROGRAM_SHIFT)

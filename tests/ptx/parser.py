@@ -184,5 +184,5 @@ class _Reader:
 
 
 def _split(text: str) -> list[str]:
-    """At commas that are not inside braces or brackets."""
+    """Split at commas that are not inside braces or brackets."""
     return [part.strip() for part in re.findall(r"(?:\{[^}]*\}|\[[^]]*\]|[^,])+", text)]

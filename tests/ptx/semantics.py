@@ -1,4 +1,4 @@
-"""What instructions on registers compute: (opcode, number of operands) -> Operation.
+"""Meaning of instructions on registers: (opcode, number of operands) -> Operation.
 
 Values are numpy arrays over the threads, or one number for all of them. Results are rounded as the instruction
 says: once for fma, subnormal numbers flushed to zero for .ftz. Approximate instructions give the correctly rounded
@@ -33,7 +33,7 @@ OPERATIONS: dict[tuple[str, int], Operation] = {}
 
 
 def _define(opcodes: str, types: str, compute: Callable, takes: str = "t t", gives: str = "t") -> None:
-    """For every type, which t stands for in `takes` and `gives`. float32 operations have an .ftz form as well."""
+    """Register it for every type, which t stands for in `takes` and `gives`; float32 has an .ftz form as well."""
     for t in types.split():
         operands, result = tuple(takes.replace("t", t).split()), gives.replace("t", t)
         for opcode in opcodes.split():
@@ -87,7 +87,7 @@ def fma32(a, b, c):
 
 
 def fma64(a, b, c):
-    """By Boldo and Melquiond: exact product and sums, of which the last but one is rounded to odd."""
+    """Compute as Boldo and Melquiond: exact product and sums, of which the last but one is rounded to odd."""
     product, product_low = _two_product(a, b)
     low, lowest = _two_sum(c, product_low)
     high, middle = _two_sum(product, low)
@@ -103,7 +103,7 @@ def _bf16_to_f32(x):
 
 
 def _f32_to_bf16(x):
-    """To the nearest, ties to even."""
+    """Round to the nearest, ties to even."""
     bits = x.view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     return np.where(np.isnan(x), np.uint16(0x7FFF), rounded.astype(np.uint16))
@@ -120,7 +120,7 @@ def _on_pairs(compute: Callable) -> Callable:
 
 
 def _approximate_quotient(a, b):
-    """Of a large divisor the reciprocal is flushed to zero."""
+    """Divide; the reciprocal of a large divisor is flushed to zero."""
     flushed = np.where(np.isinf(a), np.float32(np.nan), np.float32(0))
     return np.where((np.abs(b) > 2.0**126) & np.isfinite(b), flushed, a / b)
 
@@ -181,7 +181,7 @@ def _quotient(a, b):
 
 
 def _shift(direction: Callable) -> Callable:
-    """By the operand's width or more: all bits gone, or the sign everywhere."""
+    """Shift; by the operand's width or more all bits are gone, or the sign is everywhere."""
 
     def compute(x, amount):
         bits = 8 * x.dtype.itemsize

@@ -182,7 +182,7 @@ class Code:
         return store
 
     def _locate(self, instruction: Instruction, what: str, address: Operand, count: int) -> Callable:
-        """For ld and st: a function that gives the active threads, the region and the access, if there is any."""
+        """Make, for ld and st, a function that gives active threads, region and access, if there is any."""
         _, space, *modifiers, _ = instruction.opcode.split(".")
         if modifiers != ([] if count == 1 else [f"v{count}"]):
             raise ValueError(modifiers)
