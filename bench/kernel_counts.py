@@ -2,7 +2,7 @@
 
     python bench/kernel_counts.py
     python bench/kernel_counts.py --target sm_80 --grid 28x28 --classes 1000 --channels-last
-    python bench/kernel_counts.py --dtype bfloat16 --channels-last --before bench/kernel_counts_earlier.csv
+    python bench/kernel_counts.py --before bench/kernel_counts_first.csv
 
 With `--csv FILE` the counts are written there, and with `--before FILE` of another version they stand beside these.
 tests/ptx/README.md says what is counted, tests/ptx/critical_path.py what the critical path assumes. The interpreter

@@ -21,7 +21,7 @@ from scm_fast.ops import cls_row, laplacian, newton_schulz
 from scm_fast.ops.activation_diffusion import Settings
 from scm_fast.ops.spatial_calibration import spatial_calibration_backward_op, spatial_calibration_op
 
-_OPTIONS = ("num_warps", "num_stages", "maxnreg")
+_OPTIONS = ("num_warps", "num_stages")
 
 
 @dataclass
@@ -89,8 +89,6 @@ class Step:
     dtype: torch.dtype = torch.float32
     channels_last: bool = False
     detach_init: bool = False
-    keep: bool = True
-    device: str = "cpu"
 
     def launch(self) -> None:
         self.launch_backward(*self.launch_forward())
@@ -98,10 +96,10 @@ class Step:
     def launch_forward(self) -> tuple[torch.Tensor, ...]:
         """Returns the arguments of the backward pass."""
         # Zeros take no memory until somebody reads them, and a recorder does not.
-        S = torch.zeros(self.batch, self.classes, *self.grid, dtype=self.dtype, device=self.device)
+        S = torch.zeros(self.batch, self.classes, *self.grid, dtype=self.dtype)
         S = S.to(memory_format=torch.channels_last) if self.channels_last else S
-        F = torch.zeros(self.batch, *self.grid, device=self.device)
-        lam, beta = torch.ones(2, len(self.iterations), device=self.device).unbind()
+        F = torch.zeros(self.batch, *self.grid)
+        lam, beta = torch.ones(len(self.iterations)), torch.ones(len(self.iterations))
         logits, _, *kept = spatial_calibration_op(S, F, lam, beta, *self.settings)
         return S, F, lam, beta, *kept, torch.zeros_like(logits)
 
@@ -110,7 +108,7 @@ class Step:
 
     @property
     def settings(self) -> Settings:
-        return Settings(self.iterations, 0.002, self.detach_init, "auto", "triton", self.keep)
+        return Settings(self.iterations, 0.002, self.detach_init, "auto", "triton")
 
 
 def recorded_step(step: Step) -> tuple[list[Launch], list[Launch]]:
@@ -122,13 +120,13 @@ def recorded_step(step: Step) -> tuple[list[Launch], list[Launch]]:
     return forward, backward
 
 
-def launch_dense(grid: tuple[int, int], detach_init: bool, images: int = 2) -> None:
+def launch_dense(grid: tuple[int, int], detach_init: bool) -> None:
     """A forward and backward pass of the dense path: Laplacian, X_p F, and X_p itself."""
     N = grid[0] * grid[1]
-    edges, lam = torch.zeros(images, 2, *grid), torch.ones(())
+    edges, lam = torch.zeros(2, 2, *grid), torch.ones(())
     L = laplacian.laplacian_op(edges, lam, "triton")
     laplacian.laplacian_backward_op(L, edges, lam, "triton")
-    F = torch.zeros(images, N)
+    F = torch.zeros(2, N)
     settings = (0.002, detach_init, "triton")
     out, iterates = newton_schulz.newton_schulz_apply_op(L, F, 2, *settings)
     newton_schulz.newton_schulz_apply_backward_op(out, L, F, iterates, *settings)

@@ -3,8 +3,7 @@
 Bytes are distinct: an element that several programs or several loads of one program touch counts once, as on a
 device whose caches hold a neighbour's vector or a field until it is used again. Less cannot be moved. The
 scratch memory of the activation_diffusion kernels is apart: a program writes its slots and reads them back many
-times, which stays in the cache; what remains to be moved is that it is written once. What the forward pass keeps of
-the recurrence is written there, and read by the backward pass.
+times, which stays in the cache; what remains to be moved is that it is written once.
 
 Operations are additions, multiplications and divisions on tokens and edges, lanes beyond the grid excluded.
 ACCESS and OPERATIONS state what the kernels do; `tests/test_kernel_traffic.py` holds them against every address and
@@ -21,7 +20,7 @@ from typing import Any
 from kernel_launches import Launch
 from torch import Tensor
 
-from scm_fast.kernels.fields import BACKWARD_SLOTS, FORWARD_SLOTS
+from scm_fast.kernels.fields import FILTERED, FORWARD_SLOTS
 
 Arguments = Mapping[str, Any]
 
@@ -76,26 +75,17 @@ def _five_diagonals(arguments: Arguments) -> int:
     return _images(arguments) * (arguments["H"] * arguments["W"] + 2 * _edges(arguments))
 
 
-def _edges_of_fields(arguments: Arguments) -> int:
-    """Only those that exist, where registers hold the fields; the others are in slots of whole fields."""
-    return _existing_edges(arguments) if arguments["RESIDENT"] else arguments["edges"].numel()
-
-
 def _forward_scratch(arguments: Arguments) -> int:
-    return _images(arguments) * FORWARD_SLOTS * arguments["BLOCK"]
-
-
-def _backward_scratch(arguments: Arguments) -> int:
-    """The slots, and behind them the longest recurrence, unless the forward pass kept it."""
-    slots = 0 if arguments["RESIDENT"] else BACKWARD_SLOTS.value
-    if arguments["kept"] is None:
-        slots += (1 if arguments["DETACH_INIT"] else 2) * (max(_terms(arguments)) - 1)
+    """The slots in use: those of the matrix and of exchange, the first 7, only where registers do not hold them."""
+    slots = FORWARD_SLOTS - (7 if arguments["RESIDENT"] else 0)
     return _images(arguments) * slots * arguments["BLOCK"]
 
 
-def _kept(arguments: Arguments) -> int:
-    """Elements of the recurrence that the backward pass reads: those of tokens."""
-    return _images(arguments) * arguments["fields"] * arguments["H"] * arguments["W"]
+def _backward_scratch(arguments: Arguments) -> int:
+    """Count as in the forward pass; resident are also dout and the three sums of entries."""
+    kept = 1 if arguments["DETACH_INIT"] else 2
+    slots = FILTERED.value + arguments["NUM_BLOCKS"] + kept * (max(_terms(arguments)) - 1)
+    return _images(arguments) * (slots - (11 if arguments["RESIDENT"] else 0)) * arguments["BLOCK"]
 
 
 ACCESS = {
@@ -108,14 +98,10 @@ ACCESS = {
     ),
     "matrix_vector": Access.of("S x", "out"),
     "activation_diffusion_forward": Access.of(
-        "F edges lam beta", "attention gain f recurrence", edges=_edges_of_fields, scratch=_forward_scratch
+        "F edges lam beta", "attention gain f", scratch=_forward_scratch
     ),
     "activation_diffusion_backward": Access.of(
-        "F edges lam beta f dattention dgain kept",
-        "dF dedges dparameters",
-        edges=_edges_of_fields,
-        kept=_kept,
-        scratch=_backward_scratch,
+        "F edges lam beta f dattention dgain", "dF dedges dparameters", scratch=_backward_scratch
     ),
     "laplacian_forward": Access.of("edges lam", "L", edges=_existing_edges, L=_five_diagonals),
     "laplacian_backward": Access.of("dL edges lam", "dedges dlam", edges=_existing_edges, dL=_five_diagonals),
@@ -171,49 +157,35 @@ def stencils(launch: Launch) -> int:
     if launch.name == "activation_diffusion_forward":
         return sum(2 * K - 1 for K in _terms(launch.arguments))
     if launch.name == "activation_diffusion_backward":
-        again = launch.arguments["kept"] is None  # the recurrence is computed once more
-        return sum((2 * K - 1) * again + 2 * (K - 1) + 1 for K in _terms(launch.arguments))
+        return sum(2 * K - 1 + 2 * (K - 1) + 1 for K in _terms(launch.arguments))
     return 0
-
-
-def _channels(a: Arguments) -> int:
-    return a["channel_vectors"] * a["VECTOR"]
-
-
-def _matrix_vector(a: Arguments) -> int:
-    rows, columns = a["row_vectors"] * a["ROW_VECTOR"], a["column_vectors"] * a["COLUMN_VECTOR"]
-    return rows * (2 * columns + a["BLOCK_K"])
 
 
 def _edge_similarity_forward(a: Arguments) -> int:
     tokens, edges = a["H"] * a["W"], _edges(a)
-    return _channels(a) * (2 * tokens + 4 * edges) + a["BLOCK_C"] * (tokens + 2 * edges)
+    return a["C"] * (2 * tokens + 4 * edges) + a["BLOCK_C"] * (tokens + 2 * edges)
 
 
 def _edge_similarity_backward(a: Arguments) -> int:
     pooling = 2 if a["weight"] is not None else 0
-    return _channels(a) * ((2 + pooling) * a["H"] * a["W"] + 2 * 2 * _edges(a))
-
-
-def _recurrence(a: Arguments) -> int:
-    return sum((2 * K - 1) * _apply(a) + 2 * (K - 1) * a["H"] * a["W"] for K in _terms(a))
+    return a["C"] * ((2 + pooling) * a["H"] * a["W"] + 2 * 2 * _edges(a))
 
 
 def _activation_diffusion_forward(a: Arguments) -> int:
-    return _recurrence(a) + a["NUM_BLOCKS"] * _filter(a)
+    recurrence = sum((2 * K - 1) * _apply(a) + 2 * (K - 1) * a["H"] * a["W"] for K in _terms(a))
+    return recurrence + a["NUM_BLOCKS"] * _filter(a)
 
 
 def _activation_diffusion_backward(a: Arguments) -> int:
     tokens, edges = a["H"] * a["W"], _edges(a)
     entries = 2 * tokens + 4 * edges  # gradient of M from one product
     products = 1 if a["DETACH_INIT"] else 2
-    filters = 2 * a["NUM_BLOCKS"] * _filter(a)
-    again = _recurrence(a) if a["kept"] is None else 0
+    again = _activation_diffusion_forward(a)
     back = sum(
         (K - 1) * (2 * _apply(a) + products * entries + 2 * tokens) + _apply(a) + (products - 1) * entries
         for K in _terms(a)
     )
-    return again + back + filters
+    return again + back + a["NUM_BLOCKS"] * _filter(a)
 
 
 def _filter(a: Arguments) -> int:
@@ -232,7 +204,7 @@ def _product(a: Arguments) -> int:
 OPERATIONS: dict[str, Callable[[Arguments], int]] = {
     "edge_similarity_forward": _edge_similarity_forward,
     "edge_similarity_backward": _edge_similarity_backward,
-    "matrix_vector": _matrix_vector,
+    "matrix_vector": lambda a: a["rows"] * (2 * a["columns"] + a["BLOCK_K"]),
     "activation_diffusion_forward": _activation_diffusion_forward,
     "activation_diffusion_backward": _activation_diffusion_backward,
     "laplacian_forward": lambda a: 3 * _edges(a),

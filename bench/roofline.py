@@ -23,7 +23,6 @@ take as long as their chain where that is longer; the ratio is taken with it.
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,13 +35,7 @@ from kernel_traffic import operations, stencils, traffic
 
 from scm_fast.errors import InputError
 from scm_fast.files import replace_section
-from scm_fast.ops.activation_diffusion import (
-    MAX_FUSED_BLOCKS,
-    MAX_FUSED_TOKENS,
-    in_one_launch,
-    plan,
-    recurrence_shape,
-)
+from scm_fast.ops.activation_diffusion import MAX_FUSED_BLOCKS, MAX_FUSED_TOKENS, in_one_launch, plan
 from scm_fast.spatial_calibration import expand_iterations
 
 MARK = "A model, not a measurement: nothing here was run on a GPU."
@@ -102,10 +95,9 @@ def model(step: Step) -> Model:
         Operation(operations(launch), traffic(launch).total, stencils(launch))
         for launch in forward + backward
     ]
-    # Saved for the backward pass: gain, f, the edges, the inverse norms and the recurrence.
+    # Saved for the backward pass: gain, f, the edges and the inverse norms.
     tokens = step.batch * step.grid[0] * step.grid[1]
-    recurrence = recurrence_shape(step.batch, step.grid[0] * step.grid[1], torch.float32, step.settings)
-    kept = 4 * (tokens * (1 + len(step.iterations) + 2 + 1) + math.prod(recurrence))
+    kept = 4 * tokens * (1 + len(step.iterations) + 2 + 1)
     ways = [Way("as written", "fp32", written_forward + written_backward)]
     for rate, size in (("fp32", 4), ("tf32", 4), ("bf16", 2)):
         parts = products(step, size)

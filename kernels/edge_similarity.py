@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launching import Layout, item_offset, on_device_of, vector_of_channels
+from .launching import Layout, item_offset, on_device_of
 
 # Where the compiler knows that every channel of a contiguous map begins at a multiple of 16, it gives a lane four
 # tokens side by side, and the loads of neighbours, which are not aligned, take four times the memory sectors.
@@ -24,9 +24,9 @@ _jit = triton.jit(do_not_specialize_on_alignment=["stride_c", "out_stride_c"])
 
 
 @triton.jit
-def _load_tile(S, o, m, o_c, m_c, stride_c, layout, VECTOR: tl.constexpr, DTYPE: tl.constexpr):
+def _load_tile(S, o, m, o_c, m_c, stride_c, layout, DTYPE: tl.constexpr):
     """[BLOCK_T, BLOCK_C] of one image, 0 outside."""
-    pointers = S + item_offset(o, layout, VECTOR)[:, None] + (o_c.to(tl.int64) * stride_c)[None, :]
+    pointers = S + item_offset(o, layout)[:, None] + (o_c.to(tl.int64) * stride_c)[None, :]
     return tl.load(pointers, mask=m[:, None] & m_c[None, :], other=0.0).to(DTYPE)
 
 
@@ -43,37 +43,36 @@ def edge_similarity_forward_kernel(
     S,
     edges,  # [B, 2, H, W]
     inverse_norm,  # [B, H, W]
-    stride_b,  # but for stride_c, strides and the number of channels are in units of VECTOR
+    stride_b,
     stride_c,
     width,  # these three are the `Layout` of S's tokens
     stride_t,
     inner_t,
-    channel_vectors,
+    C,
     H,
     W,
-    VECTOR: tl.constexpr,
     DTYPE: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
     i_b = tl.program_id(0).to(tl.int64)
     o = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
-    N, C = H * W, channel_vectors * VECTOR
+    N = H * W
     m = o < N
     m_right, m_down = m & (o % W < W - 1), o < N - W
-    S += i_b * stride_b * VECTOR
+    S += i_b * stride_b
     layout = (width, stride_t, inner_t)
     b_own = tl.zeros([BLOCK_T, BLOCK_C], DTYPE)  # |v_i|^2
     b_right, b_right_own, b_down, b_down_own = b_own, b_own, b_own, b_own
     for i_c in range(0, C, BLOCK_C):
         o_c = i_c + tl.arange(0, BLOCK_C)
         m_c = o_c < C
-        b_v = _load_tile(S, o, m, o_c, m_c, stride_c, layout, VECTOR, DTYPE)
+        b_v = _load_tile(S, o, m, o_c, m_c, stride_c, layout, DTYPE)
         b_own += b_v * b_v
-        b_next = _load_tile(S, o + 1, m_right, o_c, m_c, stride_c, layout, VECTOR, DTYPE)
+        b_next = _load_tile(S, o + 1, m_right, o_c, m_c, stride_c, layout, DTYPE)
         b_right += b_v * b_next
         b_right_own += b_next * b_next
-        b_next = _load_tile(S, o + W, m_down, o_c, m_c, stride_c, layout, VECTOR, DTYPE)
+        b_next = _load_tile(S, o + W, m_down, o_c, m_c, stride_c, layout, DTYPE)
         b_down += b_v * b_next
         b_down_own += b_next * b_next
     b_inverse = _inverse_root(tl.sum(b_own, 1))
@@ -104,7 +103,7 @@ def edge_similarity_backward_kernel(
     dparameters,  # [B, 2, L] or None: summed over the images by the first program
     dlam,  # [L]
     dbeta,  # [L]
-    stride_b,  # but for stride_c, strides and the number of channels are in units of VECTOR
+    stride_b,
     stride_c,
     width,  # these three are the `Layout` of S's tokens
     stride_t,
@@ -115,18 +114,17 @@ def edge_similarity_backward_kernel(
     out_stride_t,
     out_inner_t,
     B,
-    channel_vectors,
+    C,
     H,
     W,
     NUM_BLOCKS,
-    VECTOR: tl.constexpr,
     DTYPE: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
     i_b = tl.program_id(0).to(tl.int64)
     o = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
-    N, C = H * W, channel_vectors * VECTOR
+    N = H * W
     if dparameters is not None:  # noqa: SIM102 (decided when compiling)
         if (i_b == 0) & (tl.program_id(1) == 0):
             for i_l in range(NUM_BLOCKS):
@@ -154,18 +152,17 @@ def edge_similarity_backward_kernel(
     b_own = -(b_own_right + b_own_left + b_own_down + b_own_up) * b_inverse
     if weight is not None:
         b_weight = tl.load(weight + i_b * N + o, mask=m, other=0.0) / N
-    S += i_b * stride_b * VECTOR
+    S += i_b * stride_b
     layout = (width, stride_t, inner_t)
-    p_dS = dS + i_b * out_stride_b * VECTOR
-    p_dS += item_offset(o, (out_width, out_stride_t, out_inner_t), VECTOR)[:, None]
+    p_dS = dS + i_b * out_stride_b + item_offset(o, (out_width, out_stride_t, out_inner_t))[:, None]
     for i_c in range(0, C, BLOCK_C):
         o_c = i_c + tl.arange(0, BLOCK_C)
         m_c = o_c < C
-        b_dv = b_own[:, None] * _load_tile(S, o, m, o_c, m_c, stride_c, layout, VECTOR, DTYPE)
-        b_dv += b_right[:, None] * _load_tile(S, o + 1, m_right, o_c, m_c, stride_c, layout, VECTOR, DTYPE)
-        b_dv += b_left[:, None] * _load_tile(S, o - 1, m_left, o_c, m_c, stride_c, layout, VECTOR, DTYPE)
-        b_dv += b_down[:, None] * _load_tile(S, o + W, m_down, o_c, m_c, stride_c, layout, VECTOR, DTYPE)
-        b_dv += b_up[:, None] * _load_tile(S, o - W, m_up, o_c, m_c, stride_c, layout, VECTOR, DTYPE)
+        b_dv = b_own[:, None] * _load_tile(S, o, m, o_c, m_c, stride_c, layout, DTYPE)
+        b_dv += b_right[:, None] * _load_tile(S, o + 1, m_right, o_c, m_c, stride_c, layout, DTYPE)
+        b_dv += b_left[:, None] * _load_tile(S, o - 1, m_left, o_c, m_c, stride_c, layout, DTYPE)
+        b_dv += b_down[:, None] * _load_tile(S, o + W, m_down, o_c, m_c, stride_c, layout, DTYPE)
+        b_dv += b_up[:, None] * _load_tile(S, o - W, m_up, o_c, m_c, stride_c, layout, DTYPE)
         b_dv *= b_inverse[:, None]
         if weight is not None:
             b_dpooled = tl.load(dpooled + i_b * C + o_c, mask=m_c, other=0.0).to(DTYPE)
@@ -173,14 +170,13 @@ def edge_similarity_backward_kernel(
         tl.store(p_dS + (o_c.to(tl.int64) * out_stride_c)[None, :], b_dv, mask=m[:, None] & m_c[None, :])
 
 
-def _launch_options(*maps: Tensor, last_tokens: int) -> dict:
+def _launch_options(S: Tensor, last_tokens: int) -> dict:
     """Tile sizes: long along whichever of tokens and channels is contiguous in memory.
 
     Chosen so that registers hold them: float64 takes twice as many, and a grid of at most 64 tokens is not aligned.
 
     last_tokens: of a tile of a channels-last map.
     """
-    S = maps[0]
     double = S.dtype == torch.float64
     channels_last = S.stride(1) == 1 and S.shape[1] > 1
     few = S.shape[2] * S.shape[3] <= 64
@@ -188,17 +184,11 @@ def _launch_options(*maps: Tensor, last_tokens: int) -> dict:
         (last_tokens, 32 if double else 64) if channels_last else (32 if double or few else 64, 16)
     )
     return {
-        "VECTOR": vector_of_channels(*maps),
         "DTYPE": tl.float64 if double else tl.float32,
         "BLOCK_T": block_t,
         "BLOCK_C": min(block_c, triton.next_power_of_2(S.shape[1])),
         "num_warps": 4,
     }
-
-
-def _strides(S: Tensor, vector: int) -> tuple[int, ...]:
-    """Return strides of batch, channels and tokens, the second in elements and the others in vectors."""
-    return S.stride(0) // vector, S.stride(1), *Layout.of_tokens(S).in_vectors(vector)
 
 
 def _launch_grid(S: Tensor, block_t: int) -> tuple[int, int]:
@@ -210,11 +200,10 @@ def forward(S: Tensor) -> tuple[Tensor, Tensor]:
     B, C, H, W = S.shape
     dtype = torch.float64 if S.dtype == torch.float64 else torch.float32
     edges, inverse_norm = S.new_empty(B, 2, H, W, dtype=dtype), S.new_empty(B, H, W, dtype=dtype)
-    options = _launch_options(S, last_tokens=16)
-    vector = options["VECTOR"]
+    options = _launch_options(S, 16)
     with on_device_of(S):
         edge_similarity_forward_kernel[_launch_grid(S, options["BLOCK_T"])](
-            S, edges, inverse_norm, *_strides(S, vector), C // vector, H, W, **options
+            S, edges, inverse_norm, *S.stride()[:2], *Layout.of_tokens(S), C, H, W, **options
         )
     return edges, inverse_norm
 
@@ -264,9 +253,7 @@ def _backward(
 ) -> Tensor:
     B, C, H, W = S.shape
     dS = torch.empty_like(S)
-    # Every token has a mask for each neighbour, in AMD's scalar registers, and so there are few in a tile.
-    options = _launch_options(S, dS, last_tokens=8)
-    vector = options["VECTOR"]
+    options = _launch_options(S, 8)  # every token has a mask for each neighbour, in AMD's scalar registers
     with on_device_of(S):
         edge_similarity_backward_kernel[_launch_grid(S, options["BLOCK_T"])](
             S,
@@ -279,10 +266,12 @@ def _backward(
             dparameters,
             dlam,
             dbeta,
-            *_strides(S, vector),
-            *_strides(dS, vector),
+            *S.stride()[:2],
+            *Layout.of_tokens(S),
+            *dS.stride()[:2],
+            *Layout.of_tokens(dS),
             B,
-            C // vector,
+            C,
             H,
             W,
             0 if dparameters is None else dparameters.shape[2],

@@ -123,23 +123,15 @@ def load_strided_field(p_F, stride_h, stride_w, m, W, DTYPE: tl.constexpr, BLOCK
 #
 #     (M x)_i = diagonal_i x_i + right_i x_{i+1} + left_i x_{i-1} + down_i x_{i+W} + up_i x_{i-W}
 #
-# On small grids (RESIDENT) all fields stay in registers, and neighbours come from a gather. On large ones they are
-# in slots of scratch memory. A field that `keep_field` kept is then the number of its slot, and `settle` stands
-# between the threads that write a slot and those that read it.
+# On small grids (RESIDENT) what a loop uses stays in registers, and neighbours come from a gather. On large ones it
+# is in slots of scratch memory. A field that `keep_field` kept is then the number of its slot.
 
 # What a program keeps of its image in scratch memory, a slot of BLOCK lanes each. One base address serves all of
-# them, so that addresses take no registers of their own.
+# them, so that addresses take no registers of their own. MATRIX, EXCHANGE, DOUT and SUMS are used unless RESIDENT.
 MATRIX, EXCHANGE, ENTERING, HAS_RIGHT, EDGES, GAIN = (tl.constexpr(slot) for slot in (0, 5, 7, 8, 9, 11))
 FORWARD_SLOTS = 12
-NORMALISED, DEDGES, DF, DOUT, SUMS = (tl.constexpr(slot) for slot in (12, 13, 15, 16, 17))
-BACKWARD_SLOTS = tl.constexpr(20)  # and after them a block's recurrence, unless the forward pass kept it
-
-
-@triton.jit
-def settle(RESIDENT: tl.constexpr):
-    """A slot is read after all threads of the program have written it."""
-    if not RESIDENT:
-        tl.debug_barrier()
+NORMALISED, DEDGES, DF, RAW, DOUT, SUMS = (tl.constexpr(slot) for slot in (12, 13, 15, 16, 17, 18))
+FILTERED = tl.constexpr(21)  # f_0 ... f_{L-1}, and after them r_0, M r_0 ... r_{K-2}, M r_{K-2}
 
 
 @triton.jit
@@ -166,23 +158,6 @@ def read_near(p_slots, slot, shift, N, BLOCK: tl.constexpr):
 @triton.jit
 def write(p_slots, slot, b_x, BLOCK: tl.constexpr):
     tl.store(_address(p_slots, slot, tl.arange(0, BLOCK), BLOCK), b_x)
-
-
-# The fields of a block's recurrence, r_0, M r_0 ... r_{K-2}, M r_{K-2}, one after the other, N tokens or more
-# apart: kept by the forward pass with X_p F and F behind them, or computed again into slots of scratch memory.
-
-
-@triton.jit
-def write_recurrence(p_recurrence, number, pitch, b_x, BLOCK: tl.constexpr):
-    o = tl.arange(0, BLOCK)
-    tl.store(p_recurrence + number * pitch + o, b_x, mask=o < pitch)
-
-
-@triton.jit
-def read_recurrence(p_recurrence, number, pitch, shift, N, BLOCK: tl.constexpr):
-    """The token so many places on; 0 beyond the grid."""
-    o = tl.arange(0, BLOCK) + shift
-    return tl.load(p_recurrence + number * pitch + o, mask=o < N, other=0.0)
 
 
 @triton.jit
@@ -248,85 +223,43 @@ def apply(b_x, p_slots, exchange: tl.constexpr, M, N, W, RESIDENT: tl.constexpr,
 
 
 @triton.jit
-def near_edges(p_edges, shift, m, BLOCK: tl.constexpr):
-    """Similarities on the edges so many tokens on, 0 where `m` says that there is none."""
-    return tl.load(p_edges + tl.arange(0, BLOCK) + shift, mask=m, other=0.0)
-
-
-@triton.jit
-def load_grid(p_slots, p_edges, H, W, DTYPE: tl.constexpr, RESIDENT: tl.constexpr, BLOCK: tl.constexpr):
-    """Return what `matrix` needs: 1 for tokens with a right, a left neighbour, and E right, left, down and up.
-
-    p_edges points to the (2, H, W) edges of the image.
-    """
+def _has_right(H, W, DTYPE: tl.constexpr, BLOCK: tl.constexpr):
+    """1 for tokens with a right neighbour, else 0."""
     o = tl.arange(0, BLOCK)
-    N = H * W
-    m_right, m_left = (o < N) & (o % W < W - 1), (o < N) & (o % W > 0)
-    if RESIDENT:
-        return (
-            m_right.to(DTYPE),
-            m_left.to(DTYPE),
-            near_edges(p_edges, 0, m_right, BLOCK),
-            near_edges(p_edges, -1, m_left, BLOCK),
-            near_edges(p_edges + N, 0, o < N - W, BLOCK),
-            near_edges(p_edges + N, -W, (o < N) & (o >= W), BLOCK),
-        )
-    else:
-        write(p_slots, HAS_RIGHT, m_right.to(DTYPE), BLOCK)
-        write(p_slots, EDGES, load_field(p_edges, N, BLOCK), BLOCK)
-        write(p_slots, EDGES + 1, load_field(p_edges + N, N, BLOCK), BLOCK)
-        return HAS_RIGHT
+    return ((o < H * W) & (o % W < W - 1)).to(DTYPE)
 
 
 @triton.jit
-def has_beside(grid, p_slots, N, RESIDENT: tl.constexpr, BLOCK: tl.constexpr):
-    """1 for tokens with a right, and with a left neighbour."""
-    if RESIDENT:
-        return grid[0], grid[1]
-    else:
-        return read(p_slots, HAS_RIGHT, BLOCK), read_near(p_slots, HAS_RIGHT, -1, N, BLOCK)
-
-
-@triton.jit
-def own_edges(grid, p_slots, edge: tl.constexpr, RESIDENT: tl.constexpr, BLOCK: tl.constexpr):
-    """E on the edges to the right, or down."""
-    if RESIDENT:
-        return grid[2 + 2 * edge]
-    else:
-        return read(p_slots, EDGES + edge, BLOCK)
-
-
-@triton.jit
-def _other_edges(grid, p_slots, edge: tl.constexpr, N, W, RESIDENT: tl.constexpr, BLOCK: tl.constexpr):
-    """E on the edges to the left, or up."""
-    if RESIDENT:
-        return grid[3 + 2 * edge]
-    else:
-        return read_near(p_slots, EDGES + edge, -1 if edge == 0 else -W, N, BLOCK)
-
-
-@triton.jit
-def degree(grid, p_slots, N, W, RESIDENT: tl.constexpr, BLOCK: tl.constexpr):
+def degree(p_slots, N, W, BLOCK: tl.constexpr):
     """Count the neighbours of each token."""
     o = tl.arange(0, BLOCK)
-    b_right, b_left = has_beside(grid, p_slots, N, RESIDENT, BLOCK)
-    return b_right + b_left + tl.where(o < N - W, 1.0, 0.0) + tl.where((o < N) & (o >= W), 1.0, 0.0)
+    b_beside = read(p_slots, HAS_RIGHT, BLOCK) + read_near(p_slots, HAS_RIGHT, -1, N, BLOCK)
+    return b_beside + tl.where(o < N - W, 1.0, 0.0) + tl.where((o < N) & (o >= W), 1.0, 0.0)
 
 
 @triton.jit
-def matrix(grid, p_slots, lam, scale: tl.constexpr, N, W, RESIDENT: tl.constexpr, BLOCK: tl.constexpr):
+def write_grid(p_slots, p_edges, H, W, DTYPE: tl.constexpr, BLOCK: tl.constexpr):
+    """Fill the slots that `matrix` reads; p_edges points to the (2, H, W) edges of the image."""
+    N = H * W
+    write(p_slots, HAS_RIGHT, _has_right(H, W, DTYPE, BLOCK), BLOCK)
+    write(p_slots, EDGES, load_field(p_edges, N, BLOCK), BLOCK)
+    write(p_slots, EDGES + 1, load_field(p_edges + N, N, BLOCK), BLOCK)
+
+
+@triton.jit
+def matrix(p_slots, lam, scale: tl.constexpr, N, W, RESIDENT: tl.constexpr, BLOCK: tl.constexpr):
     """M = scale * L of one image, kept."""
     o = tl.arange(0, BLOCK)
-    b_has_right, b_has_left = has_beside(grid, p_slots, N, RESIDENT, BLOCK)
-    b_right = scale * (1 - lam * own_edges(grid, p_slots, 0, RESIDENT, BLOCK))
-    b_left = scale * (1 - lam * _other_edges(grid, p_slots, 0, N, W, RESIDENT, BLOCK))
-    b_down = scale * (1 - lam * own_edges(grid, p_slots, 1, RESIDENT, BLOCK))
-    b_up = scale * (1 - lam * _other_edges(grid, p_slots, 1, N, W, RESIDENT, BLOCK))
-    b_diagonal = degree(grid, p_slots, N, W, RESIDENT, BLOCK) * (scale * (lam - 1))
+    b_right = scale * (1 - lam * read(p_slots, EDGES, BLOCK))
+    b_left = scale * (1 - lam * read_near(p_slots, EDGES, -1, N, BLOCK))
+    b_down = scale * (1 - lam * read(p_slots, EDGES + 1, BLOCK))
+    b_up = scale * (1 - lam * read_near(p_slots, EDGES + 1, -W, N, BLOCK))
     return (
-        keep_field(b_diagonal, p_slots, MATRIX, RESIDENT, BLOCK),
-        keep_field(b_has_right * b_right, p_slots, MATRIX + 1, RESIDENT, BLOCK),
-        keep_field(b_has_left * b_left, p_slots, MATRIX + 2, RESIDENT, BLOCK),
+        keep_field(degree(p_slots, N, W, BLOCK) * (scale * (lam - 1)), p_slots, MATRIX, RESIDENT, BLOCK),
+        keep_field(read(p_slots, HAS_RIGHT, BLOCK) * b_right, p_slots, MATRIX + 1, RESIDENT, BLOCK),
+        keep_field(
+            read_near(p_slots, HAS_RIGHT, -1, N, BLOCK) * b_left, p_slots, MATRIX + 2, RESIDENT, BLOCK
+        ),
         keep_field(tl.where(o < N - W, b_down, 0.0), p_slots, MATRIX + 3, RESIDENT, BLOCK),
         keep_field(tl.where((o < N) & (o >= W), b_up, 0.0), p_slots, MATRIX + 4, RESIDENT, BLOCK),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from typing import NamedTuple
 
 import torch
@@ -48,38 +47,8 @@ class Layout(NamedTuple):
     def of_channels(cls, S: Tensor) -> Layout:
         return cls(1, S.stride(1), 0)
 
-    def in_vectors(self, vector: int) -> Layout:
-        """The same in units of so many elements."""
-        return Layout(self.width, self.stride // vector, self.inner // vector)
-
-
-def vector_of_channels(*maps: Tensor) -> int:
-    """Return how many channels of maps (B, C, H, W) a load may take: at most 16 bytes; 1 unless channels are last.
-
-    The number divides C and all other strides. Kernels take these divided by it, and multiply again: so the
-    compiler sees that every vector is aligned, where it knows of an argument only whether 16 divides it.
-    """
-    vector = 16 // maps[0].element_size()
-    for S in maps:
-        if S.stride(1) != 1 or S.data_ptr() % 16:
-            return 1
-        vector = math.gcd(vector, S.shape[1], S.stride(0), *Layout.of_tokens(S)[1:])
-    return vector
-
-
-def vector_of_tokens(S: Tensor) -> int:
-    """Do as `vector_of_channels`, for tokens that lie side by side."""
-    if Layout.of_tokens(S) != (1, 1, 0) or S.data_ptr() % 16:
-        return 1
-    return math.gcd(16 // S.element_size(), S.shape[2] * S.shape[3], S.stride(0), S.stride(1))
-
 
 @triton.jit
-def item_offset(o, layout, VECTOR: tl.constexpr):
-    """Elements from the first token, or channel, to number o; `layout` is a `Layout` in units of VECTOR.
-
-    VECTOR comes last: the strides alone fit 32 bits where their product with it may not.
-    """
-    return (o // layout[0]).to(tl.int64) * layout[1] * VECTOR + (o % layout[0]).to(tl.int64) * layout[
-        2
-    ] * VECTOR
+def item_offset(o, layout):
+    """Elements from the first token, or channel, to number o; `layout` is a `Layout`."""
+    return (o // layout[0]).to(tl.int64) * layout[1] + (o % layout[0]) * layout[2]

@@ -54,11 +54,9 @@ def product_kernel(
     BLOCK: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    # Images and tiles share the first axis of the grid, whose others end at 65,535.
+    i_b = tl.program_id(1).to(tl.int64)
     tiles = tl.cdiv(N, BLOCK)
-    i_b = (tl.program_id(0) // (tiles * tiles)).to(tl.int64)
-    i_tile = tl.program_id(0) % (tiles * tiles)
-    i_row, i_column = i_tile // tiles, i_tile % tiles
+    i_row, i_column = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     if SYMMETRIC and i_row > i_column:
         return
     o_row = i_row * BLOCK + tl.arange(0, BLOCK)
@@ -105,9 +103,8 @@ def product_kernel(
 @triton.jit
 def complement_vector_kernel(P, v, v_out, N, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr):
     """v_out = 2 v - P v for contiguous P [B, N, N], v [B, N]."""
-    tiles = tl.cdiv(N, BLOCK)
-    i_b = (tl.program_id(0) // tiles).to(tl.int64)
-    o_row = tl.program_id(0) % tiles * BLOCK + tl.arange(0, BLOCK)
+    i_b = tl.program_id(1).to(tl.int64)
+    o_row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     b_own = tl.load(v + i_b * N + o_row, mask=o_row < N, other=0.0)
     b_v = tl.zeros_like(b_own)
     for i_k in range(0, N, BLOCK_K):
@@ -147,7 +144,7 @@ def _product(
     options = _launch_options(N, A.dtype, two_sided)
     v_out = None if v is None else torch.empty_like(v)
     with on_device_of(A):
-        product_kernel[(batch * triton.cdiv(N, options["BLOCK"]) ** 2,)](
+        product_kernel[(triton.cdiv(N, options["BLOCK"]) ** 2, batch)](
             A,
             B,
             add,
@@ -180,7 +177,7 @@ def complement_step(P: Tensor, w: Tensor, out: Tensor | None) -> Tensor:
     if out is not None:
         return _product(P, P, out, -1.0, add=P, add_scale=2.0, v=w, symmetric=True)[1]
     following = torch.empty_like(w)
-    grid = (P.shape[0] * triton.cdiv(P.shape[1], 16),)
+    grid = (triton.cdiv(P.shape[1], 16), P.shape[0])
     with on_device_of(P):
         complement_vector_kernel[grid](P, w, following, P.shape[1], BLOCK=16, BLOCK_K=64, num_warps=4)
     return following

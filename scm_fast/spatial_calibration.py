@@ -127,9 +127,7 @@ class SpatialCalibration(nn.Module):
         return len(self.settings.iterations)
 
     def extra_repr(self) -> str:
-        shown = self.settings._asdict()
-        del shown["keep"]  # decided by every call
-        settings = ", ".join(f"{name}={value!r}" for name, value in shown.items())
+        settings = ", ".join(f"{name}={value!r}" for name, value in self.settings._asdict().items())
         return f"num_blocks={self.num_blocks}, {settings}"
 
     def forward(self, S: Tensor, F: Tensor) -> CalibrationOutput:
@@ -153,9 +151,7 @@ class SpatialCalibration(nn.Module):
         check_maps(S, F)
         if not S.device == self.lam.device == self.beta.device:
             raise InputError(f"S is on {S.device}, lam on {self.lam.device} and beta on {self.beta.device}")
-        settings = self.settings._replace(
-            backend=resolve_backend(self.settings.backend, S.device), keep=torch.is_grad_enabled()
-        )
+        settings = self.settings._replace(backend=resolve_backend(self.settings.backend, S.device))
         if settings.backend == "reference":
             literal = (settings.iterations, settings.alpha, settings.detach_init)
             return reference.spatial_calibration(S, F, self.lam, self.beta, *literal)

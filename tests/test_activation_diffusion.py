@@ -5,7 +5,6 @@ import torch
 from calibration_checks import random_maps
 
 from scm_fast import InputError, reference
-from scm_fast.backends import implementation
 from scm_fast.ops.activation_diffusion import (
     Segment,
     Settings,
@@ -60,39 +59,6 @@ def test_equals_reference(poisoned_memory, device, launched, backend, grid, iter
     torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-8)
     kernels = {"stencil": FUSED, "dense": DENSE, "auto": FUSED | DENSE}[solver]
     assert launched() == (kernels if backend == "triton" else set())
-
-
-@pytest.mark.parametrize("detach_init", [False, True], ids=["true-gradient", "detached"])
-@pytest.mark.parametrize("keep", [True, False], ids=["kept", "again"])
-def test_ties_share_the_gradient(poisoned_memory, device, keep, detach_init):
-    """Two tokens attain every extreme: F is a mirror image of itself, and its sums are exact."""
-    half = torch.tensor([[0.25, 1.0, 0.5], [0.0, 0.75, 0.125]], dtype=torch.float64)
-    F, edges = torch.cat((half, half.flip(1)), 1)[None], torch.zeros(1, 2, 2, 6, dtype=torch.float64)
-    lam, beta = (torch.tensor([value], dtype=torch.float64) for value in (1.0, 0.5))
-    generator = torch.Generator().manual_seed(0)
-    weights = torch.randn(2, *F.shape, generator=generator, dtype=torch.float64)
-    found = {}
-    for backend in ("torch", "triton"):
-        tensors = [x.to(device).requires_grad_() for x in (F, edges, lam, beta)]
-        settings = Settings([0], 0.25, detach_init, "stencil", backend, keep)
-        attention, gain, f, _ = activation_diffusion_op(*tensors, *settings)
-        for extreme in (f.min(), f.max()):
-            assert (f == extreme).sum() >= 2
-        (attention * weights[0].to(device) + gain * weights[1].to(device)).sum().backward()
-        found[backend] = [x.grad.cpu() if x.grad is not None else torch.zeros_like(x) for x in tensors]
-    torch.testing.assert_close(found["triton"], found["torch"], rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("grid", [(5, 9), (33, 33)], ids=["in registers", "in memory"])
-def test_blocks_after_a_dense_one(poisoned_memory, device, launched, grid):
-    """Such blocks take F as it is, with no reduction in front of them that threads would wait at."""
-    F, edges, lam, beta = (x.detach().float() for x in inputs(device, grid))
-    lam, beta = lam[:1], beta[:1]
-    kernels = implementation("activation_diffusion", "triton")
-    normalised = reference.min_max(F.cpu().flatten(1)).view_as(F).to(device)
-    found = kernels.forward(normalised, edges, lam, beta, [0], 0.002, normalise=False)
-    torch.testing.assert_close(found, kernels.forward(F, edges, lam, beta, [0], 0.002), rtol=1e-4, atol=1e-5)
-    assert launched() == {"activation_diffusion_forward"}
 
 
 CASES = {

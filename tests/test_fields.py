@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from scm_fast.kernels.activation_diffusion import _launch_options
-from scm_fast.kernels.fields import extent, tanhshrink
+from scm_fast.kernels.fields import tanhshrink
 
 COUNT = 1024
 
@@ -32,19 +32,3 @@ def test_tanhshrink_keeps_its_digits(device, dtype, bound):
     tanhshrink_kernel[(1,)](z, out, levels, COUNT)
     exact = z.double() - z.double().tanh()
     assert ((out.double() - exact) / exact).abs().max() < bound
-
-
-@triton.jit
-def extent_kernel(x, out, N, BLOCK: tl.constexpr):
-    o = tl.arange(0, BLOCK)
-    low, high = extent(tl.load(x + o, mask=o < N, other=0.0), o < N)
-    tl.store(out, low)
-    tl.store(out + 1, high)
-
-
-@pytest.mark.parametrize("sign", [-1, 1], ids=["negative", "positive"])
-def test_extent_leaves_out_the_lanes_beyond_the_grid(device, sign):
-    """They hold 0, which is beyond a field of one sign."""
-    x, out = sign * torch.arange(3.0, 38.0, device=device), torch.empty(2, device=device)
-    extent_kernel[(1,)](x, out, len(x), 64, num_warps=2)
-    assert out.tolist() == [x.min().item(), x.max().item()]

@@ -72,16 +72,13 @@ def test_bytes_of_torch_operations():
 
 def test_fused_bytes_by_hand():
     B, C, N, L, edges = 3, 20, 7 * 13, 2, 7 * 12 + 6 * 13
-    S = B * C * N
-    kept = (2 * 7 + 2) + (2 * 1 + 2)  # fields of both blocks, r_j, M r_j, X_p F and F, 96 tokens each
+    S, lanes = B * C * N, 128
     per_kernel = [
         S + 3 * B * N,  # S -> edges, inverse norms
-        # F, edges -> attention, gain, f, kept
-        B * N + B * edges + 2 * L + B * N * (2 + L) + B * 96 * kept,
+        B * N * (1 + 2) + 2 * L + B * N * (2 + L) + B * lanes * 5,  # F, edges -> attention, gain, f
         S + B * N + B * C,  # S, gain -> logits
         S + B * C + B * N,  # S, dlogits -> dgain
-        # F, edges, f, dgain, kept -> dF, dedges, dlam, dbeta
-        B * N * (1 + L + 1 + kept) + B * edges + 2 * L + B * N * 3 + 2 * B * L,
+        B * N * (1 + 2 + L + 1) + 2 * L + B * N * 3 + 2 * B * L + B * lanes * (10 + L + 2 * 7),
         S + 2 * B * edges + 2 * B * N + B * C + 2 * B * L + S + 2 * L,  # S, dedges, gain, dlogits -> dS
     ]
     found = model(Step(B, C, (7, 13), (3, 1))).ways[-1]

@@ -512,8 +512,8 @@ def test_strided_inputs_of_every_kind(device, backend):
     strided = spatial_calibration_op(S, F, lam, beta, *settings)
     contiguous = spatial_calibration_op(S, F.contiguous(), lam.clone(), beta.clone(), *settings)
     torch.testing.assert_close(strided, contiguous)
-    logits, _, gain, *kept = strided
-    arguments = (S, F, lam, beta, gain, *kept, logits, None, None, *settings)
+    logits, _, gain, f, edges, inverse_norm = strided
+    arguments = (S, F, lam, beta, gain, f, edges, inverse_norm, logits, None, None, *settings)
     tests = ("test_schema", "test_faketensor")
     torch.library.opcheck(spatial_calibration_backward_op, arguments, test_utils=tests)
 

@@ -10,8 +10,7 @@ dense matrices. Backward, last block first:
 
     df = dF_{l+1} + dgain_{l+1} gain_l,   dgain_l = dgain_{l+1} (1 + f_l)
 
-Inside a block everything is computed again from f, but for one thing: the triton backend keeps the fields of the
-recurrence where they are small (`recurrence_shape`), because they are half of the chain that an image waits for.
+and everything inside a block is computed again rather than kept: f is all that is saved.
 """
 
 from __future__ import annotations
@@ -35,8 +34,6 @@ MAX_STENCIL_ITERATIONS = 10
 MAX_FUSED_BLOCKS = 15
 # Tokens that it serves: registers hold 64 x 64, in float64 a quarter of that.
 MAX_FUSED_TOKENS = {torch.float32: 4096, torch.float64: 1024}
-# Of the recurrence that the forward pass keeps for the backward pass; 128 images of 14 x 14 tokens take 13 MB.
-MAX_KEPT_BYTES = 64 << 20
 # Cost of a stencil's operation against one inside a matrix product; see `choose_solver`.
 _STENCIL_PENALTY = 48
 # Elements of a field (N, b) that the torch implementation takes at a time, to stay in the cache.
@@ -53,7 +50,6 @@ class Settings(NamedTuple):
     detach_init: bool = False  # X_0 is a constant in the backward pass
     solver: str = "auto"  # stencil, dense, or auto: by cost, for each block
     backend: str = "auto"
-    keep: bool = True  # a backward pass follows, for which the recurrence may be kept
 
 
 class Segment(NamedTuple):
@@ -115,19 +111,6 @@ def in_one_launch(segments: Sequence[Segment]) -> bool:
     return len(segments) == 1 and segments[0].fused
 
 
-def recurrence_shape(images: int, tokens: int, dtype: torch.dtype, settings: Settings) -> tuple[int, ...]:
-    """(images, fields, pitch) of what the forward pass keeps of each block: r_j, M r_j, their sum, and F.
-
-    With X_0 detached nobody needs M r_j. (0,) where nothing is kept. A pitch of whole memory sectors.
-    """
-    pitch = -(-tokens // 8) * 8
-    fields = sum((1 if settings.detach_init else 2) * (2**p - 1) + 2 for p in settings.iterations)
-    fits = images * fields * pitch * dtype.itemsize <= MAX_KEPT_BYTES
-    if not (settings.keep and fits and in_one_launch(plan(settings, tokens, dtype))):
-        return (0,)
-    return images, fields, pitch
-
-
 def activation_diffusion(
     F: Tensor, edges: Tensor, lam: Tensor, beta: Tensor, settings: Settings
 ) -> tuple[Tensor, Tensor]:
@@ -146,28 +129,25 @@ def activation_diffusion(
         )
     check_solver(settings.solver, settings.iterations)
     backend = op_backend("activation_diffusion", settings.backend, F.device)
-    settings = settings._replace(backend=backend, keep=torch.is_grad_enabled())
-    return activation_diffusion_op(F, edges, lam, beta, *settings)[:2]
+    return activation_diffusion_op(F, edges, lam, beta, *settings._replace(backend=backend))[:2]
 
 
 @custom_op("activation_diffusion")
 def activation_diffusion_op(
     F: Tensor, edges: Tensor, lam: Tensor, beta: Tensor, settings: Settings
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """attention, gain (B, H, W) and f (B, L, H, W) in the dtype of the edges, and the recurrence if it is kept."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """attention and gain (B, H, W) and f (B, L, H, W), in the dtype of the edges."""
     return forward(F, edges, lam, beta, settings)
 
 
 def forward(
     F: Tensor, edges: Tensor, lam: Tensor, beta: Tensor, settings: Settings
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """The op's body, which `spatial_calibration` calls in its own."""
     segments = plan(settings, F[0].numel(), edges.dtype)
-    recurrence = edges.new_empty(recurrence_shape(len(F), F[0].numel(), edges.dtype, settings))
     if in_one_launch(segments):
         kernels = implementation("activation_diffusion", "triton")
-        arguments = (settings.iterations, settings.alpha, settings.detach_init, _if_kept(recurrence))
-        return *kernels.forward(F, edges, lam, beta, *arguments), recurrence
+        return kernels.forward(F, edges, lam, beta, settings.iterations, settings.alpha)
     f = edges.new_empty(F.shape[0], len(settings.iterations), *F.shape[1:])
     attention, gain = torch.empty_like(f[:, 0]), torch.empty_like(f[:, 0])
     for images in _image_chunks(F, segments, settings):
@@ -175,22 +155,17 @@ def forward(
         results = diffusion_blocks.forward(stack, segments, tokens_first(F[images].to(edges.dtype)))
         for out, result in zip((attention, gain, f), results, strict=True):
             out[images] = images_first(result, stack.grid)
-    return attention, gain, f, recurrence
-
-
-def _if_kept(recurrence: Tensor) -> Tensor | None:
-    return recurrence if recurrence.numel() else None
+    return attention, gain, f
 
 
 class Saved(NamedTuple):
-    """Keep what the backward pass needs: the inputs, every block's f, and the recurrence if it was kept."""
+    """Keep what the backward pass needs: the inputs, and every block's f."""
 
     F: Tensor
     edges: Tensor
     lam: Tensor
     beta: Tensor
     f: Tensor
-    recurrence: Tensor
 
 
 @custom_op("activation_diffusion_backward")
@@ -204,7 +179,7 @@ def activation_diffusion_backward_op(
 def backward(
     saved: Saved, dattention: Tensor | None, dgain: Tensor | None, settings: Settings
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    F, edges, lam, beta, f, _ = saved
+    F, edges, lam, beta, f = saved
     segments = plan(settings, F[0].numel(), edges.dtype)
     if in_one_launch(segments):
         dF, dedges, shares = fused_backward(saved, dattention, dgain, settings)
@@ -230,9 +205,9 @@ def fused_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return, for a plan in one launch, dF, dedges, and every image's share of dlam and dbeta, (B, 2, L)."""
     kernels = implementation("activation_diffusion", "triton")
-    *fields, recurrence = saved
-    arguments = (settings.iterations, settings.alpha, settings.detach_init, _if_kept(recurrence))
-    return kernels.backward(*fields, dattention, dgain, *arguments)
+    return kernels.backward(
+        *saved, dattention, dgain, settings.iterations, settings.alpha, settings.detach_init
+    )
 
 
 def _image_chunks(F: Tensor, segments: Sequence[Segment], settings: Settings) -> list[slice]:
@@ -247,11 +222,9 @@ def _image_chunks(F: Tensor, segments: Sequence[Segment], settings: Settings) ->
 
 
 @activation_diffusion_op.register_fake
-def _(F, edges, lam, beta, *settings):
+def _(F, edges, lam, beta, iterations, *_):
     B, H, W = F.shape
-    kept = recurrence_shape(B, H * W, edges.dtype, Settings(*settings))
-    shapes = ((B, H, W), (B, H, W), (B, len(settings[0]), H, W), kept)
-    return tuple(edges.new_empty(shape) for shape in shapes)
+    return tuple(edges.new_empty(shape) for shape in ((B, H, W), (B, H, W), (B, len(iterations), H, W)))
 
 
 @activation_diffusion_backward_op.register_fake
@@ -260,14 +233,14 @@ def _(F, edges, lam, beta, *_):
 
 
 def _setup_context(ctx, inputs, output):
-    _, _, *kept = output
-    ctx.save_for_backward(*inputs[:4], *kept)
+    f = output[2]
+    ctx.save_for_backward(*inputs[:4], f)
     ctx.settings = inputs[4:]
-    ctx.mark_non_differentiable(*kept)
+    ctx.mark_non_differentiable(f)
     ctx.set_materialize_grads(False)
 
 
-def _autograd_backward(ctx, dattention, dgain, *_):
+def _autograd_backward(ctx, dattention, dgain, _):
     gradients = activation_diffusion_backward_op(*ctx.saved_tensors, dattention, dgain, *ctx.settings)
     return *gradients, *(None for _ in ctx.settings)
 

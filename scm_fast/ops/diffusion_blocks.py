@@ -138,13 +138,13 @@ class DenseDiffusion:
 
     def _apply(self, F: Tensor, kept: int) -> Tensor:
         self.F, self.L = F.mT.contiguous(), self.laplacian.forward(self.edges, self.lam)
-        iterations, alpha, backend = self.settings.iterations, self.settings.alpha, self.settings.backend
+        iterations, alpha, _, _, backend = self.settings
         self.iterates = self.L.new_empty(kept, *self.L.shape)
         return newton_schulz.apply(self.L, self.F, self.iterates, iterations[0], alpha, backend).mT
 
     def backward(self, dout: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients for F (N, B), the edges (2, N, B) and lam, after `forward_keeping`."""
-        _, alpha, detach_init, _, backend, _ = self.settings
+        _, alpha, detach_init, _, backend = self.settings
         dL, dF = newton_schulz.apply_backward(
             dout.mT.contiguous(), self.L, self.F, self.iterates, alpha, detach_init, backend
         )

@@ -15,19 +15,19 @@ from torch import Tensor
 
 from ..backends import custom_op, implementation
 from . import activation_diffusion
-from .activation_diffusion import Settings, in_one_launch, plan, recurrence_shape
+from .activation_diffusion import Settings, in_one_launch, plan
 from .diffusion_fields import field_dtype
 
 
 @custom_op("spatial_calibration")
 def spatial_calibration_op(
     S: Tensor, F: Tensor, lam: Tensor, beta: Tensor, settings: Settings
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """logits (B, C), attention, gain (B, H, W); for the backward pass f, edges, inverse norms, the recurrence."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """logits (B, C), attention, gain (B, H, W), and for the backward pass f, edges and inverse norms."""
     edges, inverse_norm = implementation("edge_similarity", settings.backend).forward(S)
-    attention, gain, f, recurrence = activation_diffusion.forward(F, edges, lam, beta, settings)
+    attention, gain, f = activation_diffusion.forward(F, edges, lam, beta, settings)
     logits = implementation("pooling", settings.backend).pool(S, gain)
-    return logits, attention, gain, f, edges, inverse_norm, recurrence
+    return logits, attention, gain, f, edges, inverse_norm
 
 
 class Saved(NamedTuple):
@@ -41,7 +41,6 @@ class Saved(NamedTuple):
     f: Tensor
     edges: Tensor
     inverse_norm: Tensor
-    recurrence: Tensor
 
 
 @custom_op("spatial_calibration_backward")
@@ -53,13 +52,13 @@ def spatial_calibration_backward_op(
     settings: Settings,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dS, dF, dlam and dbeta, each in its input's dtype; a gradient that is None is zero."""
-    S, F, lam, beta, gain, f, edges, inverse_norm, recurrence = saved
+    S, F, lam, beta, gain, f, edges, inverse_norm = saved
     if dlogits is not None:
         pooled = implementation("pooling", settings.backend).pool_weight(S, dlogits)
         dgain = pooled if dgain is None else dgain + pooled
     weight = None if dlogits is None else gain
     edge_similarity = implementation("edge_similarity", settings.backend)
-    fields = activation_diffusion.Saved(F, edges, lam, beta, f, recurrence)
+    fields = activation_diffusion.Saved(F, edges, lam, beta, f)
     if in_one_launch(plan(settings, F[0].numel(), edges.dtype)):
         dF, dedges, shares = activation_diffusion.fused_backward(fields, dattention, dgain, settings)
         dS, dlam, dbeta = edge_similarity.backward_with_sums(
@@ -72,11 +71,9 @@ def spatial_calibration_backward_op(
 
 
 @spatial_calibration_op.register_fake
-def _(S, F, lam, beta, *settings):
+def _(S, F, lam, beta, iterations, *_):
     B, C, H, W = S.shape
-    kept = recurrence_shape(B, H * W, field_dtype(S), Settings(*settings))
-    fields = (B, H, W)
-    shapes = ((B, C), fields, fields, (B, len(settings[0]), H, W), (B, 2, H, W), fields, kept)
+    shapes = ((B, C), (B, H, W), (B, H, W), (B, len(iterations), H, W), (B, 2, H, W), (B, H, W))
     return tuple(S.new_empty(shape, dtype=field_dtype(S)) for shape in shapes)
 
 
@@ -86,10 +83,10 @@ def _(S, F, lam, beta, *_):
 
 
 def _setup_context(ctx, inputs, output):
-    _, _, gain, *kept = output
-    ctx.save_for_backward(*inputs[:4], gain, *kept)
+    _, _, gain, f, edges, inverse_norm = output
+    ctx.save_for_backward(*inputs[:4], gain, f, edges, inverse_norm)
     ctx.settings = inputs[4:]
-    ctx.mark_non_differentiable(*kept)
+    ctx.mark_non_differentiable(f, edges, inverse_norm)
     ctx.set_materialize_grads(False)
 
 

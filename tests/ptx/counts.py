@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from .execute import Threads
 
 SECTOR = 32  # bytes of global memory that are moved together
-_SECTORS = 4  # that the load/store unit takes at once
 _BANKS, _WORD = 32, 4  # of shared memory
 _WARP_SHIFT = 40
 
@@ -45,22 +44,6 @@ class Wavefronts:
 
 
 @dataclass
-class Served:
-    """Count the cycles of a load or store: one serves 32 words of shared memory, or 4 sectors of global memory."""
-
-    warps: int = 0
-    cycles: int = 0
-
-    def add(self, warps: int, cycles: int) -> None:
-        self.warps += warps
-        self.cycles += cycles
-
-    @property
-    def cycles_per_warp(self) -> float:
-        return self.cycles / self.warps if self.warps else 1.0
-
-
-@dataclass
 class Counts:
     """Sums over all programs of a launch, unless named otherwise."""
 
@@ -73,8 +56,6 @@ class Counts:
         default_factory=lambda: {"load": Wavefronts(), "store": Wavefronts()}
     )
     trace: list[int] = field(default_factory=list)  # blocks of the first program, in order
-    # PTX line -> warps that carried the access out there, and cycles of the load/store unit that it took.
-    served: dict[int, Served] = field(default_factory=lambda: defaultdict(Served))
 
     @property
     def warps(self) -> int:
@@ -108,17 +89,14 @@ class Counts:
         warp = np.concatenate(([0], np.cumsum(np.diff(access.stamp) != 0)))  # threads come in order
         if space == "global":
             sectors = self.sectors[what]
-            requested = np.bincount(_distinct(warp, access.offset // SECTOR) >> _WARP_SHIFT)
-            sectors.requested += int(requested.sum())
-            self.served[access.instruction.line].add(requested.size, int((-(-requested // _SECTORS)).sum()))
+            sectors.requested += _distinct(warp, access.offset // SECTOR).size
             elements = np.bincount(_distinct(warp, access.offset // access.size) >> _WARP_SHIFT)
             sectors.used += int((-(-elements * access.size // SECTOR)).sum())
         else:
-            needed = self._bank_conflicts(self.wavefronts[what], warp, access)
-            self.served[access.instruction.line].add(int(warp[-1]) + 1, needed)
+            self._bank_conflicts(self.wavefronts[what], warp, access)
 
-    def _bank_conflicts(self, wavefronts: Wavefronts, warp: np.ndarray, access: Access) -> int:
-        """Cycles. Lanes are served together as far as their words number 32: 16 lanes of 8 bytes, 8 lanes of 16."""
+    def _bank_conflicts(self, wavefronts: Wavefronts, warp: np.ndarray, access: Access) -> None:
+        """Lanes are served together as far as their words number 32: 16 lanes of 8 bytes, 8 lanes of 16."""
         words = max(1, access.size // _WORD)
         together = warp * words + access.thread % 32 * words // 32
         word = (access.offset // _WORD)[:, None] + np.arange(words)
@@ -126,10 +104,8 @@ class Counts:
         distinct = _distinct(np.repeat(together, words), word.reshape(-1))
         lanes_at_bank = np.zeros((groups, _BANKS), np.int64)
         np.add.at(lanes_at_bank, (distinct >> _WARP_SHIFT, distinct % _BANKS), 1)
-        needed = int(lanes_at_bank.max(1).sum())
-        wavefronts.needed += needed
+        wavefronts.needed += int(lanes_at_bank.max(1).sum())
         wavefronts.without_conflicts += int(lanes_at_bank.any(1).sum())
-        return needed
 
 
 def _distinct(warp: np.ndarray, place: np.ndarray) -> np.ndarray:

@@ -8,11 +8,8 @@ A model, not a measurement. Its assumptions:
   each, in the order of the program, when its operands are there and its unit is free.
 - A unit takes a warp's instruction every so many cycles (a quarter of the multiprocessor's throughput), and the
   result is there after a latency, as published and measured for sm_80 and sm_90.
-- A load or store holds its unit, and the result back, for as many cycles as it needs: one for every 32 words of
-  shared memory, of which no two are in one bank, and one for every four sectors of global memory. What the launch
-  counted for an instruction is taken for each of its warps.
-- Misses of the instruction cache and the traffic of other programs are left out. Global memory answers from the
-  first-level cache; `global_latency` tries another answer, about 250 cycles from the second level.
+- Bank conflicts, misses of the instruction cache and the traffic of other programs are left out. Global memory
+  answers from the first-level cache; `global_latency` tries another answer, about 250 cycles from the second level.
 """
 
 from __future__ import annotations
@@ -62,14 +59,10 @@ class CriticalPath(NamedTuple):
         return self.cycles / CLOCK_GHZ / 1e3
 
 
-def cost(opcode: str, global_latency: int | None = None, cycles: float = 1.0) -> Cost:
-    """One warp's events; `cycles` are of the load/store unit."""
+def cost(opcode: str, global_latency: int | None = None) -> Cost:
     found = next(cost for pattern, cost in _COSTS if re.match(pattern, opcode))
     if global_latency is not None and opcode.startswith("ld.global"):
         found = found._replace(latency=global_latency)
-    if found.unit == "memory":
-        waits = round(cycles) - 1
-        found = found._replace(latency=found.latency + waits, busy=round(found.busy * cycles))
     return found
 
 
@@ -94,16 +87,12 @@ def _results_and_operands(instruction: Instruction) -> tuple[list[str], list[str
     return results, operands
 
 
-def _cycles(counts: Counts, instruction: Instruction) -> float:
-    return counts.served[instruction.line].cycles_per_warp if instruction.line in counts.served else 1.0
-
-
 def critical_path(counts: Counts, global_latency: int | None = None) -> CriticalPath:
     """Simulate the first program of a counted launch. One scheduler is enough: the others do the same."""
     warps = -(-counts.warps // _SCHEDULERS)
     blocks = {
         number: [
-            (i.opcode, cost(i.opcode, global_latency, _cycles(counts, i)), *_results_and_operands(i))
+            (i.opcode, cost(i.opcode, global_latency), *_results_and_operands(i))
             for i in counts.kernel.blocks[number].instructions
         ]
         for number in set(counts.trace)

@@ -58,9 +58,6 @@ class Emulator:
     target: str
     count: bool = False
     change: Callable[[str], str] = lambda ptx: ptx  # of a kernel's text, before it is run
-    # The number that the first image of a launch has. What a batch has of images before it takes no memory: tensors
-    # of images, those of more than one dimension, begin so much earlier.
-    first_image: int = 0
     launched: list[Launched] = field(default_factory=list)
 
     def get_current_target(self) -> GPUTarget:
@@ -99,13 +96,13 @@ class Emulator:
     def run(self, ptx: str, arguments: dict[str, Any], grid: tuple[int, int, int], shared: int) -> None:
         code = translated(self.change(ptx))
         counts = Counts(code.kernel) if self.count else None
-        regions, pointers = _regions(arguments, code.granules["global"], self.first_image)
+        regions, pointers = _regions(arguments, code.granules["global"])
         parameters = {}
         for number, (name, kind) in enumerate(code.kernel.parameters):
             # Triton appends pointers to scratch memory that these kernels have no use for.
             value = pointers[number] if number < len(pointers) else 0
             parameters[name] = np.array(value).astype(DTYPES[kind])[()]
-        run(code, Launch(regions, parameters, grid, shared, counts, self.first_image))
+        run(code, Launch(regions, parameters, grid, shared, counts))
         name = code.kernel.name.removesuffix("_kernel")
         self.launched.append(Launched(name, grid, code.kernel.threads // 32, counts))
 
@@ -115,7 +112,7 @@ def translated(ptx: str) -> Code:
     return Code(parse(ptx))
 
 
-def _regions(arguments: dict[str, Any], granule: int, first_image: int = 0) -> tuple[list[Region], list[int]]:
+def _regions(arguments: dict[str, Any], granule: int) -> tuple[list[Region], list[int]]:
     """A region for every storage, and the values of the arguments: addresses in place of tensors."""
     regions: dict[int, Region] = {}
     values = []
@@ -129,8 +126,6 @@ def _regions(arguments: dict[str, Any], granule: int, first_image: int = 0) -> t
         region = regions[storage.data_ptr()]
         _mark(region, value)
         offset = value.storage_offset() * value.element_size()
-        if value.ndim > 1:
-            offset -= first_image * value.stride(0) * value.element_size()
         values.append(pointer(list(regions).index(storage.data_ptr()), offset))
     return list(regions.values()), values
 

@@ -50,7 +50,6 @@ class Launch:
     grid: tuple[int, int, int]
     shared_bytes: int
     counts: Counts | None = None
-    first_program: int = 0  # along the first axis of the grid
 
 
 class Threads:
@@ -64,17 +63,8 @@ class Threads:
         self.thread = np.tile(np.arange(per_program), len(programs))  # within its program
         self.slot = np.repeat(np.arange(len(programs)), per_program)  # of its program, here
         x, y, z = launch.grid
-        program, first = programs[self.slot], launch.first_program
-        values = (
-            self.thread,
-            self.thread % 32,
-            program % x + first,
-            program // x % y,
-            program // (x * y),
-            x + first,
-            y,
-            z,
-        )
+        program = programs[self.slot]
+        values = (self.thread, self.thread % 32, program % x, program // x % y, program // (x * y), x, y, z)
         self.special = {
             name: np.asarray(value, np.uint32) for name, value in zip(SPECIAL_REGISTERS, values, strict=True)
         }

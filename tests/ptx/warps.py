@@ -82,26 +82,6 @@ def _load_matrix(code: Code, instruction: Instruction) -> Step:
     return load
 
 
-def _store_matrix(code: Code, instruction: Instruction) -> Step:
-    """stmatrix: the way back of ldmatrix."""
-    count = int(instruction.opcode.removeprefix("stmatrix.sync.aligned.m8n8.x").removesuffix(".shared.b16"))
-    address, source = instruction.operands
-    if len(source) != count or instruction.guard:
-        raise ValueError(source)
-    reads, where = [code.read(name, "b32") for name in source], code.address(address, "shared")
-
-    def store(t: Threads) -> None:
-        t.check_whole_warps(t.mask, instruction)
-        rows = _by_warp(t, where(t))
-        for k, read in enumerate(reads):
-            words = (rows[:, 8 * k + _LANES // 4] + (_LANES % 4 * 4).astype(np.uint32)).reshape(-1)
-            region, access = t.locate(instruction, "store", "shared", t.mask, words, np.uint32, 1)
-            values = t.spread(read(t))
-            region.store(access, (values if t.mask is None else values[t.mask])[:, None])
-
-    return store
-
-
 def _multiply_matrices(code: Code, instruction: Instruction) -> Step:
     """A B + C in float64: lane l has A[l / 4, l % 4], B[l % 4, l / 4], and C[l / 4, 2 (l % 4)] and the next."""
     if instruction.opcode != "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64" or instruction.guard:
@@ -168,7 +148,6 @@ TRANSLATE: dict[str, Callable[[Code, Instruction], Step]] = {
     "shfl": _shuffle,
     "redux": _reduce,
     "ldmatrix": _load_matrix,
-    "stmatrix": _store_matrix,
     "mma": _multiply_matrices,
     "cp": _copy_asynchronously,
 }
