@@ -35,6 +35,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..ops import cls_row as op
+from ..precision import single
 
 ROWS = "rows"
 LAYERS = "layers"
@@ -135,7 +136,7 @@ def attention_of_heads(layer: AttentionLayer) -> Iterator[Tensor]:
     """The matrices (B, N, N) one head after another."""
     for head in range(layer.q.shape[1]):
         scores = (layer.q[:, head] * layer.scale) @ layer.k[:, head].mT
-        scores = op.at_least_float32(scores)
+        scores = single(scores)
         if layer.mask is not None:
             mask = layer.mask.expand(-1, layer.q.shape[1], -1, -1)[:, head]
             chooses = mask.dtype == torch.bool

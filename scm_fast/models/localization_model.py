@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
+from ..precision import single
 from ..spatial_calibration import SpatialCalibration
 from ..threshold import Threshold
 from . import backbones
 from .architectures import Backbone, Features
 from .config import ModelConfig
 from .hub import OnHub
-from .precision import single
 
 
 class TrainingOutput(NamedTuple):

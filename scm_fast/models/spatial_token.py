@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..ops.cls_row import at_least_float32
+from ..precision import single
 from .cls_attention import MASKS, VitAttention, open_recording
 
 
@@ -41,7 +41,7 @@ def spatial_mask(q: Tensor, k: Tensor, scale: float) -> Tensor:
     query = q[:, :, -1] * (scale / q.shape[1])  # [B, heads, d]
     keys = k.transpose(1, 2).flatten(2)  # [B, N, heads * d], where they lie if one projection made q, k and v
     scores = (keys @ query.flatten(1).unsqueeze(-1)).squeeze(-1)
-    return at_least_float32(scores).sigmoid()
+    return single(scores).sigmoid()
 
 
 class MaskedVitAttention(VitAttention):

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..backends import custom_op, implementation, resolve_backend
+from ..precision import single
 
 MAX_TOKENS = 8192  # that a program of the kernels holds at once
 
@@ -100,11 +101,6 @@ def forward(q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     return rows.mean(1), rows
 
 
-def at_least_float32(x: Tensor) -> Tensor:
-    """Return x in float32, or in float64 where it is that; PyTorch 2.6 cannot export `promote_types`."""
-    return x if x.dtype == torch.float64 else x.float()
-
-
 def rows_of_heads(q: Tensor, k: Tensor, scale: float, mask: Tensor | None = None) -> Tensor:
     """(B, heads, N); `mask` as in `scaled_dot_product_attention`."""
     query = q[:, :, 0] * scale  # [B, heads, d]; scaled first, so that float16 products stay in range
@@ -117,7 +113,7 @@ def rows_of_heads(q: Tensor, k: Tensor, scale: float, mask: Tensor | None = None
         heads = torch.eye(q.shape[1], dtype=q.dtype, device=q.device)
         blocks = (query.unsqueeze(-1) * heads.unsqueeze(1)).flatten(1, 2)  # [B, heads * d, heads]
         scores = (k.transpose(1, 2).flatten(2) @ blocks).mT  # [B, heads, N]
-    scores = at_least_float32(scores)
+    scores = single(scores)
     if mask is not None:
         row_mask = mask[..., 0, :]
         chooses = mask.dtype == torch.bool

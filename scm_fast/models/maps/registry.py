@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
+from ...precision import single
 from ..architectures import architecture_of
 from ..cls_attention import AttentionLayer, measure_layers
 from ..localization_model import Localization, LocalizationModel
-from ..precision import single
 
 # The maps (B, k, H, W) of classes (B, k).
 Maps: TypeAlias = Callable[[Tensor], Tensor]

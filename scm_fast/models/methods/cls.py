@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import nn
 
+from ...precision import in_single
 from ..architectures import Features
 from ..localization_model import Localization, LocalizationModel, Method, TrainingOutput
-from ..precision import in_single
 from .registry import register
 
 

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import InputError
+from ...precision import in_single
 from ..architectures import Backbone, Features, architecture_of
 from ..cls_attention import AttentionLayer, measure_layers
 from ..localization_model import (
@@ -28,7 +29,6 @@ from ..localization_model import (
     semantic_head,
 )
 from ..maps.attention import relational_row
-from ..precision import in_single
 from .registry import register
 
 EXPERTS = 4

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from ... import distributed
 from ...errors import InputError
+from ...precision import single
 from ...threshold import Threshold
 from .. import backbones
 from ..architectures import Backbone, Features, architecture_of
@@ -37,7 +38,6 @@ from ..localization_model import (
     TrainingOutput,
     semantic_head,
 )
-from ..precision import single
 from ..spatial_token import SpatialToken, mask_attention
 from .registry import register
 from .tscam import backbone_and_head

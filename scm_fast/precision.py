@@ -13,8 +13,8 @@ from torch import Tensor
 
 
 def single(x: Tensor) -> Tensor:
-    """Return `x` in float32, or as it is if it is in float64."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    """Return `x` in float32, or as it is if it is in float64. PyTorch 2.6 cannot export `promote_types`."""
+    return x if x.dtype == torch.float64 else x.float()
 
 
 def in_single(head: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
