@@ -85,6 +85,9 @@ def why_no_kernels() -> str:
     return ""
 
 
+_WHY_NO_KERNELS = why_no_kernels()  # found out once: compilers do not see through a look at files
+
+
 def interpreting() -> bool:
     """Tell whether Triton kernels run in the interpreter, on the CPU (`TRITON_INTERPRET=1`)."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
@@ -97,8 +100,8 @@ def why_not(backend: str, device: torch.device | str | None = None) -> str:
     """
     if backend != "triton":
         return ""
-    if reason := why_no_kernels():
-        return reason
+    if _WHY_NO_KERNELS:
+        return _WHY_NO_KERNELS
     if interpreting():
         return ""
     if device is None:

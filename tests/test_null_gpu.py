@@ -199,7 +199,7 @@ def test_evaluation_with_every_map_and_predict(tmp_path, cub):
             for name, way in ways.items()
         ]
         images = str(Path(cub) / "images" / "001.Bird_0")
-        return [*found, ["predict", images, *common, device, "--out", str(out / "predict")]]
+        return [*found, ["predict", images, *common, device, "--amp", "none", "--out", str(out / "predict")]]
 
     assert run_on_gpu("commands", written(tmp_path / "commands.json", commands("cuda"))) == [0] * (
         len(ways) + 1

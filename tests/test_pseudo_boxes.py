@@ -290,7 +290,8 @@ def test_training_chooses_on_pseudo_boxes_and_says_so(shapes, tmp_path, capsys):
     file = shapes / "val.json"
     train(tiny(tmp_path / "run", str(data), val_boxes=str(file), report=True))
     shown = capsys.readouterr().out
-    epoch, *_ = shown.splitlines()
+    device, epoch, *_ = shown.splitlines()
+    assert device.startswith("running on cpu")
     assert epoch.startswith("epoch 1/1: ")
     assert f" % on 7 pseudo-boxes of {file}, " in epoch
     with (tmp_path / "run/log.csv").open() as log:

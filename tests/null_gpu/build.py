@@ -95,11 +95,15 @@ def folder() -> Path:
     return kept
 
 
+NOT_PASSED_ON = ("CUDA_VISIBLE_DEVICES", "PYTEST_XDIST")
+
+
 def environment(gpus: int = 1) -> dict[str, str]:
     """Variables of a process that is to see so many null GPUs."""
     built = folder()
     return {
-        **{name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"},
+        # A process of its own: no worker of pytest-xdist, in which benchmarks are refused.
+        **{name: value for name, value in os.environ.items() if not name.startswith(NOT_PASSED_ON)},
         "NULL_GPUS": str(gpus),
         "LD_PRELOAD": f"{built / 'libcuda.so.1'}:{built / COMPILER}",
         "LD_LIBRARY_PATH": str(built),
