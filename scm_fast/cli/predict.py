@@ -41,7 +41,7 @@ An image gets no box if its class is one of those that were named empty in train
 0.05 leaves out most photos that show something else, and about one in twenty that do not. Json then has the reason.
 
 Small objects: --tiles 2x2 cuts every image into four, which the network sees one by one and twice as large, beside
-the whole. --image-size 448 gives it more patches instead. Either takes about four times as long.
+the whole. --image-size 448 gives it more patches instead. Both take longer, and neither is sure to find more.
 
 What is done is kept: after a Ctrl-C or on a full disk, the same command goes on where it was. The results are
 written when all images are done; until then OUT/unfinished.jsonl holds them, a line per image.

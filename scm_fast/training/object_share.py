@@ -3,13 +3,12 @@
 SAT must be told that share, and nobody with a folder of photos knows it. A short training by SCM finds out: after
 `STEPS` steps the map F0 * S0 already covers whole objects, and it needs no size. Its boxes on training images
 give the share, as an object fills its box about as far as an ellipse does. Attention that was never trained on
-the images is no guide: it has too much of a car, and of a cat the head alone.
+the images is no guide: its boxes are too large for cars and butterflies, and too small for defects on tiles.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,9 +31,8 @@ from .building import build_model
 from .config import TrainConfig
 from .optimization import build_optimizer
 
-logger = logging.getLogger("scm_fast")
 STEPS, BATCH, LR = 100, 16, 1e-4  # of the short training
-IMAGES = 100  # that are measured: the mean share of twice as many differs by less than 0.01
+IMAGES = 100  # that are measured
 ELLIPSE = math.pi / 4  # the share of its box that an ellipse takes
 
 
@@ -81,9 +79,7 @@ def _share(
     config: TrainConfig, dataset: LocalizationDataset, device: torch.device, start_from: Path | None
 ) -> float:
     if config.pretrained is False and start_from is None:
-        raise InputError(
-            "area: measured needs a pretrained network, whose attention knows objects; without one give a number"
-        )
+        raise InputError("area: measured needs a pretrained network; without one give a number")
     share = measure_object_share(train_briefly(config, dataset, device, start_from), dataset)
     print(f"objects take about {share:.0%} of an image, by what SCM makes of the images", flush=True)
     return share
